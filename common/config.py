@@ -1,0 +1,174 @@
+"""The configuration: `coadapt.toml`, overridden by `COADAPT_*` of the environment, as frozen structs.
+
+Every key has its default here and its line in `coadapt.toml`. The environment name of a key is
+`COADAPT_<SECTION>_<KEY>`; a few that people set often have a short name too (`SHORT_NAMES`).
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from common.types import Struct
+
+CONFIG_FILE = "coadapt.toml"
+PREFIX = "COADAPT_"
+SHORT_NAMES = {
+    "COADAPT_POLICY": ("scheduler", "policy"),
+    "COADAPT_RUN_ID": ("run", "run_id"),
+    "COADAPT_LOGS_DIR": ("run", "logs_dir"),
+    "COADAPT_SEED": ("run", "seed"),
+}
+RESERVED_NAMES = {"COADAPT_CONFIG": "the configuration file", "COADAPT_OSDI21": "the data of the artifact"}
+
+Seconds = Annotated[float, Meta(gt=0, le=86_400)]
+Fraction = Annotated[float, Meta(gt=0, le=1)]
+Count = Annotated[int, Meta(ge=1, le=1_000_000)]
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the text says where and what is allowed."""
+
+
+class RunConfig(Struct, frozen=True):
+    """Where a run is kept. An empty `run_id` lets the scheduler make one from the time and the policy."""
+
+    logs_dir: str = "logs"
+    run_id: str = ""
+    workload: str = ""
+    seed: Annotated[int, Meta(ge=0, lt=2**31)] = 0
+
+
+class EndpointsConfig(Struct, frozen=True):
+    """ZeroMQ endpoints that scheduler, collector and logger bind; all others connect."""
+
+    scheduler_requests: str = "tcp://127.0.0.1:7801"
+    scheduler_orders: str = "tcp://127.0.0.1:7802"
+    collector_requests: str = "tcp://127.0.0.1:7803"
+    collector_events: str = "tcp://127.0.0.1:7804"
+    logger_requests: str = "tcp://127.0.0.1:7805"
+    logger_events: str = "tcp://127.0.0.1:7806"
+    keys_dir: str = ""
+    """Folder of CURVE keys; required for any address that is not loopback."""
+
+
+class SchedulerConfig(Struct, frozen=True):
+    policy: str = "pollux"
+    round_s: Seconds = 2.0
+    heartbeat_s: Seconds = 0.5
+    agent_timeout_s: Seconds = 5.0
+    """An agent that was silent for so long is taken for gone."""
+    max_failures: Count = 3
+    """Infrastructure failures (lost replicas, lost nodes) that a job survives."""
+    restart_penalty_s: Seconds = 1.0
+    """What a policy assumes that a resize costs before a job has shown it."""
+
+
+class AgentConfig(Struct, frozen=True):
+    slots: Annotated[int, Meta(ge=0, le=4096)] = 4
+    """Slots of a node; 0: one for every usable core."""
+    slot_speed: Fraction = 0.2
+    """Fraction of a core that one slot is worth."""
+    host: str = "127.0.0.1"
+    """Address of this node for torch's own connections."""
+    stop_s: Seconds = 3.5
+    """The whole ladder ask, SIGTERM, SIGKILL when the agent stops."""
+
+
+class TrainerConfig(Struct, frozen=True):
+    sample_every_s: Seconds = 0.5
+    collective_timeout_s: Seconds = 10.0
+    """A collective or a rendezvous that takes longer has failed."""
+    order_timeout_s: Seconds = 60.0
+    """A replica without group or orders for so long gives up."""
+    checkpoint_every_s: Seconds = 15.0
+    """Between two periodic checkpoints, in case nobody survives."""
+    warmup_steps: Annotated[int, Meta(ge=0, le=1000)] = 3
+    """Steps after a change whose times are not measured."""
+
+
+class LimitsConfig(Struct, frozen=True):
+    """Bounds for bytes from outside."""
+
+    message_bytes: Count = 1_000_000
+    depth: Count = 32
+    map_keys: Count = 10_000
+
+
+class ApplicationsConfig(Struct, frozen=True):
+    modules: tuple[str, ...] = ()
+    """Modules with applications of the user's own, in addition to those of `workloads.tasks`."""
+
+
+class Config(Struct, frozen=True):
+    run: RunConfig = RunConfig()
+    endpoints: EndpointsConfig = EndpointsConfig()
+    scheduler: SchedulerConfig = SchedulerConfig()
+    agent: AgentConfig = AgentConfig()
+    trainer: TrainerConfig = TrainerConfig()
+    limits: LimitsConfig = LimitsConfig()
+    applications: ApplicationsConfig = ApplicationsConfig()
+
+    def run_dir(self, run_id: str) -> Path:
+        return Path(self.run.logs_dir) / run_id
+
+
+def load_config(environment: Mapping[str, str], path: Path | None = None) -> Config:
+    """Read `path`, or the file that `COADAPT_CONFIG` names, or `coadapt.toml` of this folder if there is one.
+
+    Raises ConfigError with the file or variable, the key, the value and what is allowed.
+    """
+    named = path or (Path(environment["COADAPT_CONFIG"]) if environment.get("COADAPT_CONFIG") else None)
+    file = named or Path(CONFIG_FILE)
+    tree: dict[str, Any] = {}
+    if named or file.exists():
+        try:
+            tree = msgspec.toml.decode(file.read_bytes())
+        except OSError as error:
+            raise ConfigError(f"{file}: cannot be read: {error.strerror}") from error
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{file}: not valid TOML: {error}") from error
+        _convert(tree, str(file))
+    for name in sorted(environment):
+        if name.startswith(PREFIX) and name not in RESERVED_NAMES:
+            _set_from_environment(tree, name, environment[name])
+    return _convert(tree, "the environment")
+
+
+def config_environment(config: Config) -> dict[str, str]:
+    """The `COADAPT_*` variables that give another process this configuration."""
+    environment = {}
+    for section, values in msgspec.to_builtins(config).items():
+        for key, value in values.items():
+            text = ",".join(value) if isinstance(value, (list, tuple)) else str(value)
+            environment[f"{PREFIX}{section.upper()}_{key.upper()}"] = text
+    return environment
+
+
+def _convert(tree: dict[str, Any], where: str) -> Config:
+    try:
+        return msgspec.convert(tree, Config)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{where}: {error}") from error
+
+
+def _set_from_environment(tree: dict[str, Any], name: str, text: str) -> None:
+    section, key = SHORT_NAMES.get(name) or _split_name(name)
+    section_type = {field.name: field.type for field in msgspec.structs.fields(Config)}[section]
+    field_type = {field.name: field.type for field in msgspec.structs.fields(section_type)}[key]
+    value = [part for part in text.split(",") if part] if field_type == tuple[str, ...] else text
+    try:
+        tree.setdefault(section, {})[key] = msgspec.convert(value, field_type, strict=False)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{name}={text!r}: {error}") from error
+
+
+def _split_name(name: str) -> tuple[str, str]:
+    for section in msgspec.structs.fields(Config):
+        start = f"{PREFIX}{section.name.upper()}_"
+        key = name[len(start) :].lower()
+        if name.startswith(start) and key in section.type.__struct_fields__:
+            return section.name, key
+    raise ConfigError(f"{name}: no such setting; see coadapt.toml for all of them")

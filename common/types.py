@@ -1,0 +1,203 @@
+"""The nouns of the project, as frozen structs that every process shares.
+
+Batch sizes count examples. `atomic_batch` is what one replica puts through one forward and backward
+pass; a step of a job is `accumulation + 1` such passes on each of its replicas, so
+
+    total batch size = replicas x atomic_batch x (accumulation + 1)        (Pollux, section 3.1)
+
+Progress is counted in AdaScale steps: steps at the initial batch size M0 (DESIGN section 4).
+"""
+
+import enum
+import math
+import re
+from typing import Literal
+
+import msgspec
+
+MAX_NAME_CHARS = 64
+NAME_PATTERN = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?")
+
+
+class Struct(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of every shared struct: immutable, keyword-only, unknown fields refused."""
+
+
+class ApplicationSpec(Struct, frozen=True):
+    """What the scheduler must know of an application, without importing torch.
+
+    The bounds are those within which progress to the target does not depend on the batch size.
+    `metric_mode` says whether the target is reached from below ("max") or from above ("min").
+    """
+
+    name: str
+    optimizer: Literal["sgd", "adam", "adamw"]
+    metric: str
+    metric_mode: Literal["max", "min"]
+    target: float
+    target_min: float
+    target_max: float
+    initial_batch_size: int
+    """M0: the batch size at which the learning rate was tuned."""
+    max_batch_size: int
+    min_atomic_batch: int
+    max_atomic_batch: int
+    examples: int
+    """Training examples, an epoch."""
+    max_progress: float
+    """Declared budget in AdaScale steps: a job that has spent it short of its target has failed."""
+    evaluate_every: float
+    """Progress between two evaluations on held-out data, in AdaScale steps."""
+    settings: dict[str, float] = {}
+    """Numbers that a job may override, such as the learning rate, with their defaults."""
+
+
+class JobSpec(Struct, frozen=True):
+    """A job as its user asked for it, complete: defaults of its application are already filled in."""
+
+    id: str
+    application: str
+    seed: int
+    target: float
+    max_progress: float
+    replicas: int
+    """Requested replicas: what `fixed` gives."""
+    batch_size: int
+    """Requested total batch size: what `fixed` and `dynamic` train with."""
+    min_batch_size: int
+    """M0, and the lower bound of what a policy may choose."""
+    max_batch_size: int
+    min_atomic_batch: int
+    max_atomic_batch: int
+    max_replicas: int
+    """Upper bound of what a policy may give."""
+    settings: dict[str, float] = {}
+    """Overrides of the application's own numbers, such as its learning rate."""
+
+
+class JobState(enum.StrEnum):
+    """The life cycle; the transitions stand in `services/scheduler/job_states.py`."""
+
+    PENDING = "pending"
+    """Waits for slots; has state on disk if it has been preempted."""
+    STARTING = "starting"
+    """Has slots; no step of its present allocation reported yet."""
+    RUNNING = "running"
+    PREEMPTING = "preempting"
+    """Told to save and leave; its slots are not free yet."""
+    VERIFYING = "verifying"
+    """Reported its target reached; an independent process checks the claim."""
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+    @property
+    def terminal(self) -> bool:
+        return self in (JobState.COMPLETED, JobState.FAILED, JobState.CANCELLED)
+
+
+class Node(Struct, frozen=True):
+    """A machine, or a part of one, that one job-agent looks after."""
+
+    name: str
+    slots: int
+    slot_speed: float
+    """Fraction of a core that one slot is worth, in (0, 1]."""
+    store_host: str = "127.0.0.1"
+    store_port: int = 0
+    """Where this node's TCPStore listens; groups whose first node this is meet there."""
+
+
+class Placement(Struct, frozen=True, order=True):
+    """Replicas on one node."""
+
+    node: str
+    replicas: int
+
+
+Allocation = tuple[Placement, ...]
+"""Where a job runs, in rank order of nodes; empty: it has no slots."""
+
+
+def replicas_of(allocation: Allocation) -> int:
+    return sum(p.replicas for p in allocation)
+
+
+class JobConfig(Struct, frozen=True):
+    """The batch of every replica: `accumulation + 1` passes of `atomic_batch` examples a step."""
+
+    atomic_batch: int
+    accumulation: int = 0
+
+    def total_batch(self, replicas: int) -> int:
+        return replicas * self.atomic_batch * (self.accumulation + 1)
+
+
+def batch_config(
+    total: int, replicas: int, spec: JobSpec, *, accumulate_alone_above_m0: bool = False
+) -> JobConfig:
+    """Split a total batch size over `replicas`: as few passes as `max_atomic_batch` allows.
+
+    The split rounds up, so the total may exceed the request by less than one example a pass and replica,
+    but never `spec.max_batch_size`.
+    With `accumulate_alone_above_m0`, a single replica above M0 makes at least two passes, so that its
+    gradient variance can be measured without differencing (Pollux artifact's rule).
+    """
+    local = math.ceil(total / replicas - 1e-8)
+    accumulation = math.ceil(local / spec.max_atomic_batch - 1e-8) - 1
+    if accumulate_alone_above_m0 and replicas == 1 and total > spec.min_batch_size:
+        accumulation = max(accumulation, 1)
+    atomic = math.ceil(local / (accumulation + 1) - 1e-8)
+    atomic = min(atomic, spec.max_batch_size // (replicas * (accumulation + 1)))
+    return JobConfig(atomic_batch=max(atomic, 1), accumulation=accumulation)
+
+
+class GradientStatistics(Struct, frozen=True):
+    """Debiased running estimates at batch size M0 (AdaScale; DESIGN section 4).
+
+    `sqr` estimates the squared norm of the true gradient, `var` the trace of the covariance of a
+    gradient at batch size M0. `trusted` is false until enough finite, positive estimates were seen.
+    """
+
+    sqr: float
+    var: float
+    trusted: bool = True
+
+
+class ThroughputParameters(Struct, frozen=True):
+    """Pollux section 3.2: T_accum = alpha_c + beta_c x atomic; sync with (alpha_n, beta_n) across
+    nodes and (alpha_r, beta_r) within one; gamma blends compute and sync. Seconds."""
+
+    alpha_c: float
+    beta_c: float
+    alpha_n: float
+    beta_n: float
+    alpha_r: float
+    beta_r: float
+    gamma: float
+
+
+class ProfilePoint(Struct, frozen=True):
+    """Medians of what was measured in one configuration; the steps after a change are left out."""
+
+    nodes: int
+    replicas: int
+    atomic_batch: int
+    accumulation_s: float
+    """Seconds of one forward and backward pass that only accumulates."""
+    step_s: float
+    """Seconds of the last pass of a step, its synchronisation and its update included."""
+    samples: int
+
+
+class JobProfile(Struct, frozen=True):
+    """What the metrics-collector knows of a job; `parameters` is None before the first fit."""
+
+    job_id: str
+    points: tuple[ProfilePoint, ...] = ()
+    parameters: ThroughputParameters | None = None
+    statistics: GradientStatistics | None = None
+    progress: float = 0.0
+    max_profiled_replicas: int = 0
+    restart_s: float = 0.0
+    """Median seconds that the job's resizes have cost it."""

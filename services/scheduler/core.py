@@ -1,0 +1,352 @@
+"""The scheduler as a pure state machine: `step(state, input, now) -> (state, commands)`.
+
+No clock, no socket, no global random state: the service around it, and the simulator, give the time and
+carry out the commands. Every input is journaled by the service before it comes here, so that a journal
+gives the same decisions again, byte for byte.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import msgspec
+
+from common.protocol import (
+    AgentJoined,
+    AgentLeft,
+    AgentSilent,
+    CancelJob,
+    CoreInput,
+    Done,
+    Fact,
+    GenerationRunning,
+    JobAccepted,
+    JobCancelled,
+    JobCompleted,
+    JobRaised,
+    JobRefused,
+    JobSaved,
+    JobSubmitted,
+    LeaveAgent,
+    Profiles,
+    Refused,
+    RegisterAgent,
+    Registered,
+    ReplicaLost,
+    Report,
+    RoundDecided,
+    RoundDue,
+    Run,
+    SubmitJob,
+    TargetReached,
+    VerificationDone,
+)
+from common.types import Allocation, ApplicationSpec, JobState, Placement, batch_config, replicas_of
+from services.scheduler.commands import Command
+from services.scheduler.decisions import check_decision
+from services.scheduler.job_states import HOLDS_SLOTS, Trigger, allowed
+from services.scheduler.policies.interface import ClusterView, Decision, Policy
+from services.scheduler.state import (
+    AgentRecord,
+    JobRecord,
+    State,
+    cluster_view,
+    free_nodes,
+    orders_of,
+)
+from services.scheduler.step import Step
+from workloads.traces import check_spec
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What of the configuration the core goes by."""
+
+    seed: int
+    restart_penalty_s: float
+    max_failures: int
+
+
+class SchedulerCore:
+    """The transition function, with everything that is the same for the whole run."""
+
+    def __init__(
+        self, policy: Policy, applications: Mapping[str, ApplicationSpec], settings: Settings
+    ) -> None:
+        self.policy = policy
+        self.applications = applications
+        self.settings = settings
+
+    def step(self, state: State, given: CoreInput, now_s: float) -> tuple[State, tuple[Command, ...]]:
+        """Act on one input. Neither `state` nor anything in it is changed."""
+        work = _Inputs(self, state, now_s)
+        match given:
+            case SubmitJob():
+                work.submit(given)
+            case CancelJob():
+                work.cancel(given.job_id)
+            case RegisterAgent():
+                work.register(given)
+            case LeaveAgent():
+                work.leave(given.node, given.incarnation, "it stopped")
+            case AgentSilent():
+                work.leave(given.node, given.incarnation, "it fell silent")
+            case Report():
+                work.report(given)
+            case Profiles():
+                work.profiles.update({profile.job_id: profile for profile in given.profiles})
+            case RoundDue():
+                work.decide(given.trigger)
+        return work.result()
+
+
+class _Inputs(Step):
+    """What each input does."""
+
+    def __init__(self, core: SchedulerCore, state: State, now_s: float) -> None:
+        super().__init__(state, now_s)
+        self.core = core
+
+    # ------------------------------------------------------------------ clients
+
+    def submit(self, request: SubmitJob) -> None:
+        spec = request.spec
+        known = self.jobs.get(spec.id) or self.ended.get(spec.id)
+        if known and known.spec == spec:
+            self.answer(JobAccepted(job_id=spec.id, duplicate=True))
+            return
+        problems = check_spec(spec, self.core.applications, self.most_slots or None)
+        if known:
+            problems = [f"id: {spec.id!r} is taken by a job with another specification"]
+        if problems:
+            reason = "; ".join(problems)
+            self.emit(JobRefused(job_id=spec.id[:300], reason=reason))
+            self.answer(Refused(reason=reason))
+            return
+        self.jobs[spec.id] = JobRecord(
+            spec=spec, submitted_s=self.now_s, accounted_s=self.now_s, reason="waits for a round"
+        )
+        self.emit(JobSubmitted(spec=spec))
+        self.answer(JobAccepted(job_id=spec.id))
+        self.want_round("arrival")
+
+    def cancel(self, job_id: str) -> None:
+        if job_id in self.ended:
+            self.answer(Refused(reason=f"job {job_id!r} has already {self.ended[job_id].state}"))
+        elif job_id not in self.jobs:
+            self.answer(Refused(reason=f"no job {job_id!r}; `coadapt jobs` lists them"))
+        else:
+            self.end(job_id, Trigger.CANCELLED, "cancelled by its user")
+            self.emit(JobCancelled(job_id=job_id))
+            self.answer(Done())
+
+    # ------------------------------------------------------------------ agents
+
+    def register(self, request: RegisterAgent) -> None:
+        name = request.node.name
+        former = self.agents.get(name)
+        if former and former.incarnation != request.incarnation:
+            self.leave(name, former.incarnation, "it was started anew", answer=False)
+        if not former or former.incarnation != request.incarnation:
+            self.agents[name] = AgentRecord(node=request.node, incarnation=request.incarnation)
+            self.most_slots = max(self.most_slots, sum(a.node.slots for a in self.agents.values()))
+            self.emit(AgentJoined(node=request.node, incarnation=request.incarnation))
+            for job in list(self.jobs.values()):
+                if job.state is JobState.VERIFYING and not job.allocation:
+                    self.change(job.spec.id, Trigger.LOST, "verified anew", allocation=self._one_slot())
+            self.orders_changed = True
+            self.want_round("nodes")
+        run = Run(run_id=self.state.run_id, policy=self.core.policy.name, seed=self.core.settings.seed)
+        self.answer(Registered(run=run, orders=orders_of(self.state)))
+
+    def leave(self, name: str, incarnation: str, why: str, *, answer: bool = True) -> None:
+        agent = self.agents.get(name)
+        if agent and agent.incarnation == incarnation:
+            del self.agents[name]
+            self.emit(AgentLeft(node=name, incarnation=incarnation, reason=why))
+            for job in list(self.jobs.values()):
+                if any(p.node == name for p in (*job.allocation, *job.leaving)):
+                    self._node_lost(job, name, why)
+            self.want_round("nodes")
+        if answer:
+            self.answer(Done())
+
+    def _node_lost(self, job: JobRecord, name: str, why: str) -> None:
+        reason = f"node {name} left: {why}"
+        if job.state is JobState.VERIFYING:
+            self.change(job.spec.id, Trigger.LOST, reason, allocation=self._one_slot())
+        elif job.state is JobState.PREEMPTING:
+            self.change(job.spec.id, Trigger.STRANDED, reason, leaving=())
+        else:
+            rest = tuple(p for p in job.allocation if p.node != name)
+            self._failed_once(job, reason, rest)
+
+    def _one_slot(self) -> Allocation:
+        """Where a verifier fits: a node with a free slot, else the first one, where it waits for a slot."""
+        nodes = free_nodes(self.present(), taken_by=HOLDS_SLOTS)
+        roomy = [node for node in nodes if node.slots > 0] or list(nodes)
+        return (Placement(node=roomy[0].name, replicas=1),) if roomy else ()
+
+    def report(self, report: Report) -> None:
+        agent = self.agents.get(report.node)
+        if not agent or agent.incarnation != report.incarnation:
+            self.answer(Refused(reason=f"node {report.node!r} is not registered; register first"))
+            return
+        if report.number > agent.reports:
+            self.agents[report.node] = msgspec.structs.replace(agent, reports=report.number)
+            for fact in report.facts:
+                if fact.job_id in self.jobs:
+                    self.fact(self.jobs[fact.job_id], fact)
+        self.answer(Done())
+
+    def fact(self, job: JobRecord, fact: Fact) -> None:
+        """A fact of a former generation is old news, unless it ends the job."""
+        match fact:
+            case GenerationRunning():
+                if fact.generation == job.generation and allowed(job.state, Trigger.STEPPED):
+                    self.change(job.spec.id, Trigger.STEPPED, job.reason, progress=fact.progress)
+            case ReplicaLost():
+                if fact.generation >= job.group or job.state is JobState.PREEMPTING:
+                    self._replica_lost(job, fact.reason)
+            case JobSaved():
+                if fact.generation == job.generation and job.state is JobState.PREEMPTING:
+                    self.change(
+                        job.spec.id,
+                        Trigger.SAVED,
+                        "saved, waits for slots",
+                        checkpoint=fact.checkpoint,
+                        progress=fact.progress,
+                        leaving=(),
+                    )
+                    self.want_round("finish")
+            case TargetReached():
+                if allowed(job.state, Trigger.REACHED):
+                    keeps = job.allocation or job.leaving
+                    self.change(
+                        job.spec.id,
+                        Trigger.REACHED,
+                        "its claim is verified",
+                        allocation=(Placement(node=keeps[0].node, replicas=1),),
+                        leaving=(),
+                        checkpoint=fact.checkpoint,
+                        metric=fact.metric,
+                        progress=fact.progress,
+                    )
+                    self.want_round("finish")
+            case JobRaised():
+                if allowed(job.state, Trigger.FAULTED) and job.state is not JobState.VERIFYING:
+                    self.fail(job.spec.id, fact.reason, fact.output_tail)
+            case VerificationDone():
+                if job.state is JobState.VERIFYING:
+                    self._verdict(job, fact)
+
+    def _replica_lost(self, job: JobRecord, reason: str) -> None:
+        if job.state is JobState.PREEMPTING:
+            self.change(job.spec.id, Trigger.STRANDED, reason, leaving=())
+            self.want_round("failure")
+        elif allowed(job.state, Trigger.LOST) and job.state is not JobState.VERIFYING:
+            self._failed_once(job, reason, job.allocation)
+
+    def _failed_once(self, job: JobRecord, reason: str, rest: Allocation) -> None:
+        """A new group on the slots that are left; FAILED when the job has died too often."""
+        failures = job.failures + 1
+        if failures > self.core.settings.max_failures:
+            self.fail(job.spec.id, f"lost its replicas {failures} times, last: {reason}", "")
+            return
+        assert job.config is not None
+        config = job.config
+        if rest and rest != job.allocation:
+            total = config.total_batch(replicas_of(job.allocation))
+            config = batch_config(total, replicas_of(rest), job.spec)
+        self.change(
+            job.spec.id,
+            Trigger.LOST if rest else Trigger.STRANDED,
+            reason,
+            allocation=rest,
+            config=config,
+            generation=job.generation + 1,
+            group=job.generation + 1,
+            failures=failures,
+        )
+        self.want_round("failure")
+
+    def _verdict(self, job: JobRecord, fact: VerificationDone) -> None:
+        if fact.findings:
+            self.fail(job.spec.id, "verification: " + "; ".join(fact.findings), "")
+            return
+        self.end(job.spec.id, Trigger.CONFIRMED, "verified")
+        self.emit(JobCompleted(job_id=job.spec.id, verified=True, metric=fact.metric, progress=job.progress))
+
+    # ------------------------------------------------------------------ rounds
+
+    def decide(self, trigger: str) -> None:
+        settings = self.core.settings
+        view = cluster_view(self.present(), self.now_s, settings.restart_penalty_s)
+        if not view.jobs:
+            return
+        self.rounds += 1
+        seed = settings.seed * 1_000_003 + self.rounds
+        decision = self._checked_decision(view, seed)
+        self.memory = decision.memory
+        self.emit(
+            RoundDecided(
+                round=self.rounds,
+                trigger=trigger,
+                allocations=decision.allocations,
+                configs=decision.configs,
+                reasons=decision.reasons,
+                value=decision.value,
+                bound=decision.bound,
+            )
+        )
+        for job in view.jobs:
+            self._apply(self.jobs[job.spec.id], decision)
+
+    def _checked_decision(self, view: ClusterView, seed: int) -> Decision:
+        """The policy's decision; all as it was where the policy fails, since it may be a user's own."""
+        try:
+            decision = self.core.policy.decide(view, self.memory, seed)
+            problem = check_decision(view, decision)
+        except Exception as error:
+            problem = f"{type(error).__name__}: {error}"
+        if not problem:
+            return decision
+        reason = f"kept as it was: policy {self.core.policy.name!r} gave no valid decision: {problem}"
+        return Decision(
+            allocations={job.spec.id: job.allocation for job in view.jobs},
+            configs={job.spec.id: job.config for job in view.jobs if job.config and job.allocation},
+            reasons={job.spec.id: reason for job in view.jobs},
+            memory=self.memory,
+        )
+
+    def _apply(self, job: JobRecord, decision: Decision) -> None:
+        job_id = job.spec.id
+        allocation = decision.allocations[job_id]
+        config = decision.configs.get(job_id)
+        reason = decision.reasons[job_id]
+        generation = job.generation + 1
+        if allocation == job.allocation and (config == job.config or not allocation):
+            self.jobs[job_id] = msgspec.structs.replace(job, reason=reason)
+        elif not allocation:
+            self.change(
+                job_id,
+                Trigger.PREEMPTED,
+                reason,
+                allocation=(),
+                leaving=job.allocation,
+                generation=generation,
+                group=generation,
+                restarts=job.restarts + 1,
+            )
+        elif allocation == job.allocation:
+            self.change(job_id, Trigger.ALLOCATED, reason, config=config, generation=generation)
+        else:
+            self.change(
+                job_id,
+                Trigger.ALLOCATED,
+                reason,
+                allocation=allocation,
+                config=config,
+                generation=generation,
+                group=generation,
+                restarts=job.restarts + (1 if job.allocation else 0),
+            )

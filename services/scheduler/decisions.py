@@ -1,0 +1,49 @@
+"""What every decision has to keep, whoever wrote the policy."""
+
+from services.scheduler.policies.interface import ClusterView, Decision
+
+
+def check_decision(view: ClusterView, decision: Decision) -> str:
+    """The first rule that `decision` breaks, in words, or "".
+
+    One allocation and one sentence for each job of the view and for no other; known nodes, each named once a
+    job; at most as many replicas on a node as it has slots; a config within the job's bounds wherever there
+    are slots.
+    """
+    wanted = {job.spec.id for job in view.jobs}
+    for name, given in (("allocations", decision.allocations), ("reasons", decision.reasons)):
+        if set(given) != wanted:
+            return f"{name} must name each job once; differs in {sorted(set(given) ^ wanted)[:3]}"
+    free = {node.name: node.slots for node in view.nodes}
+    for job in view.jobs:
+        allocation = decision.allocations[job.spec.id]
+        nodes = [placement.node for placement in allocation]
+        if len(set(nodes)) < len(nodes):
+            return f"job {job.spec.id} names a node twice"
+        for placement in allocation:
+            if placement.node not in free:
+                return f"job {job.spec.id} is put on {placement.node!r}, which is not there"
+            if placement.replicas < 1:
+                return f"job {job.spec.id} has {placement.replicas} replicas on {placement.node}; at least 1"
+            free[placement.node] -= placement.replicas
+        replicas = sum(placement.replicas for placement in allocation)
+        if replicas > job.spec.max_replicas:
+            return f"job {job.spec.id} has {replicas} replicas; at most {job.spec.max_replicas}"
+        if not replicas:
+            continue
+        config = decision.configs.get(job.spec.id)
+        if config is None:
+            return f"job {job.spec.id} has slots but no config"
+        total = config.total_batch(replicas)
+        if config.accumulation < 0 or not 1 <= config.atomic_batch <= job.spec.max_atomic_batch:
+            return (
+                f"job {job.spec.id} has {config}; atomic batch 1 to {job.spec.max_atomic_batch}, "
+                "accumulation at least 0"
+            )
+        if not job.spec.min_batch_size <= total <= job.spec.max_batch_size:
+            return (
+                f"job {job.spec.id} has total batch {total}; "
+                f"{job.spec.min_batch_size} to {job.spec.max_batch_size}"
+            )
+    over = [name for name, slots in free.items() if slots < 0]
+    return f"node {over[0]} has {-free[over[0]]} replicas too many" if over else ""

@@ -1,0 +1,245 @@
+"""The scheduler's process: sockets and timers around the pure core.
+
+It stamps every input with its monotonic clock, journals it, hands it to the core and carries out the
+commands. Liveness of agents and the timing of rounds are its own; everything that is decided is the core's.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import structlog
+
+from common import __version__
+from common.config import Config
+from common.protocol import (
+    AgentSilent,
+    BadMessage,
+    CancelJob,
+    CoreInput,
+    Done,
+    GetJobs,
+    GetProfiles,
+    GetRun,
+    Heartbeat,
+    LeaveAgent,
+    Profiles,
+    Refused,
+    RegisterAgent,
+    Reply,
+    Report,
+    Request,
+    RoundDecided,
+    RoundDue,
+    Run,
+    RunEnded,
+    RunStarted,
+    SubmitJob,
+)
+from common.transport import EventPublisher, OrdersPublisher, Reactor, ReplyServer, RequestClient
+from services.scheduler.commands import Answer, Command, Emit, SendOrders, WantRound
+from services.scheduler.core import SchedulerCore, Settings
+from services.scheduler.journal import JOURNAL_FILE, JournalWriter, read_journal
+from services.scheduler.policies.interface import Policy
+from services.scheduler.state import State, job_table, orders_of
+from workloads.tasks import applications
+
+CONFIG_COPY = "config.json"
+PROFILES_TIMEOUT_S = 0.3
+"""A round is not held up longer by a silent collector; it goes by the profiles of the round before."""
+CLOSE_S = 2.0
+
+log = structlog.get_logger("scheduler")
+
+
+def make_run_id(wall_s: float, policy: str, logs_dir: Path) -> str:
+    """A new run's id: the time and the policy, and a counter where two start within a second."""
+    base = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(wall_s))}-{policy}"
+    taken = (base if n == 1 else f"{base}-{n}" for n in range(1, 1000))
+    return next(run_id for run_id in taken if not (logs_dir / run_id).exists())
+
+
+class SchedulerService:
+    def __init__(
+        self,
+        config: Config,
+        policy: Policy,
+        core: SchedulerCore,
+        reactor: Reactor,
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self.config = config
+        self.core = core
+        self.clock = clock
+        run_id = config.run.run_id or make_run_id(wall(), policy.name, Path(config.run.logs_dir))
+        self.run_dir = config.run_dir(run_id)
+        self.state = State(run_id=run_id)
+        self.heard_s: dict[str, float] = {}
+        self.round_wanted = ""
+        self.round_under_way = False
+        self.collector_silent = False
+
+        endpoints = config.endpoints
+        self.server = ReplyServer(
+            reactor,
+            endpoints.scheduler_requests,
+            self.handle,
+            keys_dir=endpoints.keys_dir,
+            on_bad=self.on_bad_message,
+            limits=config.limits,
+        )
+        self.orders = OrdersPublisher(endpoints.scheduler_orders, keys_dir=endpoints.keys_dir)
+        self.collector = RequestClient(
+            endpoints.collector_requests, keys_dir=endpoints.keys_dir, reactor=reactor
+        )
+        self.run_dir.mkdir(parents=True, exist_ok=True)
+        self._replay()
+        self.journal = JournalWriter(self.run_dir)
+        self.publisher = EventPublisher(
+            reactor,
+            run_id=run_id,
+            source="scheduler",
+            endpoints=endpoints,
+            outbox_dir=self.run_dir / "outbox",
+        )
+        (self.run_dir / CONFIG_COPY).write_bytes(msgspec.json.format(msgspec.json.encode(config)))
+        self.publisher.publish(
+            RunStarted(
+                policy=policy.name,
+                workload=config.run.workload,
+                seed=config.run.seed,
+                round_s=config.scheduler.round_s,
+                version=__version__,
+            )
+        )
+        log.info("run started", run=run_id, policy=policy.name, requests=endpoints.scheduler_requests)
+        reactor.every(config.scheduler.heartbeat_s, self.on_heartbeat_due)
+        reactor.every(config.scheduler.round_s, lambda: self.want_round("interval"))
+
+    def _replay(self) -> None:
+        """A restarted scheduler knows again what its journal knows; nothing is published twice."""
+        if not (self.run_dir / JOURNAL_FILE).exists():
+            return
+        entries = 0
+        for entry in read_journal(self.run_dir):
+            self.state, _ = self.core.step(self.state, entry.input, entry.now_s)
+            entries += 1
+        self.heard_s = dict.fromkeys(self.state.agents, self.clock())
+        log.info("journal replayed", entries=entries, jobs=len(self.state.jobs))
+
+    # ------------------------------------------------------------------ requests
+
+    def handle(self, request: Request) -> Reply:
+        match request:
+            case SubmitJob() | CancelJob() | Report() | LeaveAgent() | RegisterAgent():
+                if isinstance(request, RegisterAgent):
+                    self.heard_s[request.node.name] = self.clock()
+                return self.feed(request) or Done()
+            case Heartbeat():
+                return self.heartbeat(request)
+            case GetJobs():
+                return job_table(self.state, self.clock(), self.core.policy.name)
+            case GetRun():
+                return Run(
+                    run_id=self.state.run_id, policy=self.core.policy.name, seed=self.core.settings.seed
+                )
+            case _:
+                return Refused(reason=f"{type(request).__name__} is not for the scheduler")
+
+    def heartbeat(self, beat: Heartbeat) -> Reply:
+        agent = self.state.agents.get(beat.node)
+        if not agent or agent.incarnation != beat.incarnation:
+            return Refused(reason=f"node {beat.node!r} is not registered; register first")
+        self.heard_s[beat.node] = self.clock()
+        return Done() if beat.orders_version == self.state.orders_version else orders_of(self.state)
+
+    def on_bad_message(self, error: str) -> None:
+        log.warning("bad message refused", error=error)
+        self.publisher.publish(BadMessage(service="scheduler", error=error))
+
+    # ------------------------------------------------------------------ the core
+
+    def feed(self, given: CoreInput) -> Reply | None:
+        """Journal an input, let the core act on it, carry out its commands; its answer, if it has one."""
+        now_s = self.clock()
+        self.journal.append(now_s, given)
+        start_s = time.perf_counter()
+        self.state, commands = self.core.step(self.state, given, now_s)
+        took_s = time.perf_counter() - start_s
+        reply = None
+        for command in commands:
+            reply = self.carry_out(command, took_s) or reply
+        return reply
+
+    def carry_out(self, command: Command, took_s: float) -> Reply | None:
+        match command:
+            case Answer(reply):
+                return reply
+            case Emit(event):
+                if isinstance(event, RoundDecided):
+                    event = msgspec.structs.replace(event, decision_s=took_s)
+                self.publisher.publish(event)
+            case SendOrders():
+                self.orders.publish(orders_of(self.state))
+            case WantRound(trigger):
+                self.want_round(trigger)
+        return None
+
+    # ------------------------------------------------------------------ timers
+
+    def on_heartbeat_due(self) -> None:
+        self.orders.publish(orders_of(self.state))
+        now_s = self.clock()
+        for name, agent in list(self.state.agents.items()):
+            if now_s - self.heard_s.get(name, now_s) > self.config.scheduler.agent_timeout_s:
+                log.warning("agent fell silent", node=name)
+                self.feed(AgentSilent(node=name, incarnation=agent.incarnation))
+
+    def want_round(self, trigger: str) -> None:
+        """Ask the collector for profiles, then decide. What comes meanwhile waits for one more round."""
+        if self.round_under_way:
+            self.round_wanted = trigger if trigger != "interval" else self.round_wanted
+            return
+        if not self.state.jobs:
+            return
+        self.round_under_way = True
+        self.collector.post(
+            GetProfiles(job_ids=tuple(self.state.jobs)),
+            on_reply=lambda reply: self.decide(trigger, reply),
+            on_silence=lambda: self.decide(trigger, None),
+            timeout_s=PROFILES_TIMEOUT_S,
+            attempts=1,
+        )
+
+    def decide(self, trigger: str, reply: Reply | None) -> None:
+        if isinstance(reply, Profiles):
+            self.feed(reply)
+        if (reply is None) != self.collector_silent:
+            self.collector_silent = reply is None
+            log.warning("collector", silent=self.collector_silent, profiles="those of the last round")
+        self.feed(RoundDue(trigger=trigger))
+        self.round_under_way = False
+        if self.round_wanted:
+            again, self.round_wanted = self.round_wanted, ""
+            self.want_round(again)
+
+    def close(self, reason: str) -> None:
+        self.publisher.publish(RunEnded(reason=reason))
+        flushed = self.publisher.close(CLOSE_S)
+        self.server.close()
+        self.journal.close()
+        log.info("stopped", flushed=flushed)
+
+
+def make_core(config: Config, policy: Policy) -> SchedulerCore:
+    return SchedulerCore(
+        policy,
+        applications(config.applications.modules),
+        Settings(
+            seed=config.run.seed,
+            restart_penalty_s=config.scheduler.restart_penalty_s,
+            max_failures=config.scheduler.max_failures,
+        ),
+    )
