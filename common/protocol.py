@@ -106,7 +106,8 @@ class JobOrder(Struct, frozen=True):
 
     `group` is the generation in which the process group has to be formed anew: where it equals that of
     the former order, only the batch changes and nobody regroups. An empty allocation: save and leave.
-    `checkpoint` is where a job without survivors resumes ("" at its first start)."""
+    `checkpoint` is where a job without survivors resumes ("" at its first start). `leaving`, with an empty
+    allocation, is the former one: the node of its rank 0 answers for the job's state."""
 
     spec: JobSpec
     generation: int
@@ -116,6 +117,7 @@ class JobOrder(Struct, frozen=True):
     store_host: str
     store_port: int
     checkpoint: str = ""
+    leaving: Allocation = ()
 
 
 class VerifyOrder(Struct, frozen=True):
@@ -177,6 +179,8 @@ class ReplicaOrder(Struct, frozen=True):
     config: JobConfig
     store_host: str
     store_port: int
+    allocation: Allocation = ()
+    """Of the whole job, for the replica's own events."""
 
 
 # --------------------------------------------------------------------------- events: anybody -> logger

@@ -1,0 +1,91 @@
+"""msgpack bytes <-> the structs of `common/protocol.py`, with limits for bytes that come from outside.
+
+Decoding goes in two steps: `unpack` turns bytes into plain values and enforces the limits, `convert` makes
+the struct and enforces the schema. Whatever arrives, the only exception is DecodeError.
+"""
+
+from typing import Any, TypeVar, overload
+
+import msgpack
+import msgspec
+
+from common.config import LimitsConfig
+from common.types import Struct
+
+T = TypeVar("T")
+LIMITS = LimitsConfig()
+MAX_ERROR_CHARS = 300
+_CONTAINERS = frozenset((dict, list))
+
+
+class DecodeError(ValueError):
+    """Bytes that are not the message that was expected; `str()` is one printable line for people."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(printable(text))
+
+
+def printable(text: str, max_chars: int = MAX_ERROR_CHARS) -> str:
+    """`text` as one line without control characters, shortened to `max_chars`."""
+    short = text if len(text) <= max_chars else text[: max_chars - 3] + "..."
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in short)
+
+
+def encode(message: Struct) -> bytes:
+    """msgpack of a message; fields keep the order of their declaration, so equal messages are equal bytes."""
+    return msgspec.msgpack.encode(message)
+
+
+@overload
+def decode(data: bytes, kind: type[T], limits: LimitsConfig = LIMITS) -> T: ...
+@overload
+def decode(data: bytes, kind: Any, limits: LimitsConfig = LIMITS) -> Any: ...
+def decode(data: bytes, kind: Any, limits: LimitsConfig = LIMITS) -> Any:
+    """The message of type `kind`, a struct or a tagged union of structs.
+
+    Raises DecodeError when the bytes exceed `limits`, are not msgpack, or do not match the schema. Floats
+    may be infinite or NaN: whether a field allows them is a question of validation, not of the codec.
+    """
+    return convert(unpack(data, limits), kind)
+
+
+def convert(value: Any, kind: Any) -> Any:
+    """Check plain values against the schema. Raises DecodeError, which names the path of the field."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise DecodeError(str(error)) from error
+    except RecursionError as error:
+        raise DecodeError("nested too deeply") from error
+
+
+def unpack(data: bytes, limits: LimitsConfig = LIMITS) -> Any:
+    """Plain values (dict, list, str, bytes, int, float, bool, None) from msgpack bytes.
+
+    Raises DecodeError beyond `limits`: bytes of the whole message, keys of one map, nested containers.
+    Extension types and maps with keys other than strings are refused.
+    """
+    if len(data) > limits.message_bytes:
+        raise DecodeError(f"message of {len(data)} bytes; at most {limits.message_bytes} are allowed")
+    try:
+        value = msgpack.unpackb(data, strict_map_key=True, max_map_len=limits.map_keys, max_ext_len=0)
+    except msgpack.StackError as error:
+        raise DecodeError(f"nested too deeply; at most {limits.depth} levels are allowed") from error
+    except (ValueError, msgpack.UnpackException) as error:
+        raise DecodeError(f"not msgpack: {str(error) or type(error).__name__}") from error
+    if _deeper_than(value, limits.depth):
+        raise DecodeError(f"nested too deeply; at most {limits.depth} levels are allowed")
+    return value
+
+
+def _deeper_than(value: Any, depth: int) -> bool:
+    """Whether containers are nested in more than `depth` levels, walked level by level without recursion."""
+    level = [value] if type(value) in _CONTAINERS else []
+    while level and depth:
+        depth -= 1
+        nested: list[Any] = []
+        for container in level:
+            children = container.values() if type(container) is dict else container
+            nested += [child for child in children if type(child) in _CONTAINERS]
+        level = nested
+    return bool(level)

@@ -1,0 +1,194 @@
+"""The goodput of a job as a function of its replicas, their nodes, and its batch (Pollux, section 3).
+
+    goodput(a, m, s) = throughput(a, m, s) x efficiency(M)          useful examples a second   (eq. 6)
+
+for an allocation `a`, `m` examples a pass (`atomic`), `s` accumulation passes, M = replicas x m x (s + 1).
+All functions take numbers or numpy arrays and broadcast them.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from common.types import GradientStatistics, JobSpec, Struct, ThroughputParameters
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+IntArray: TypeAlias = npt.NDArray[np.int64]
+Numbers: TypeAlias = float | IntArray | FloatArray
+
+ALONE_S = 1e-8
+"""Synchronisation of a single replica: nothing, but positive, since its logarithm is taken."""
+GRID_POINTS = 50
+
+
+class BatchBounds(Struct, frozen=True):
+    """Between what a job's batch may be chosen. Examples."""
+
+    initial: int
+    """M0, also the smallest total batch."""
+    maximum: int
+    """The largest total batch."""
+    min_atomic: int
+    max_atomic: int
+
+    @staticmethod
+    def of(spec: JobSpec) -> "BatchBounds":
+        return BatchBounds(
+            initial=spec.min_batch_size,
+            maximum=spec.max_batch_size,
+            min_atomic=spec.min_atomic_batch,
+            max_atomic=spec.max_atomic_batch,
+        )
+
+    @property
+    def max_replicas(self) -> int:
+        """More replicas than this could not each get `min_atomic` examples."""
+        return self.maximum // self.min_atomic
+
+
+def accumulation_time(parameters: ThroughputParameters, atomic: Numbers) -> FloatArray:
+    """Seconds of one forward and backward pass over `atomic` examples (T_grad, eq. 8)."""
+    return np.asarray(parameters.alpha_c + parameters.beta_c * np.asarray(atomic, dtype=float))
+
+
+def network_time(parameters: ThroughputParameters, nodes: Numbers, replicas: Numbers) -> FloatArray:
+    """Seconds of synchronising gradients (T_sync, eq. 9): (alpha_r, beta_r) within one node,
+    (alpha_n, beta_n) across several, next to nothing for one replica."""
+    many, together = np.asarray(nodes) > 1, np.asarray(replicas) > 1
+    alpha = np.where(many, parameters.alpha_n, np.where(together, parameters.alpha_r, ALONE_S))
+    beta = np.where(many, parameters.beta_n, np.where(together, parameters.beta_r, ALONE_S))
+    return np.asarray(alpha + beta * np.maximum(np.asarray(replicas) - 2, 1e-8))
+
+
+def last_pass_time(
+    parameters: ThroughputParameters, nodes: Numbers, replicas: Numbers, atomic: Numbers
+) -> FloatArray:
+    """Seconds of the last pass of a step, in which computing and synchronising overlap (T_iter, eq. 10)."""
+    gamma = parameters.gamma
+    compute = gamma * np.log(accumulation_time(parameters, atomic))
+    network = gamma * np.log(network_time(parameters, nodes, replicas))
+    return np.asarray(np.exp(np.logaddexp(compute, network) / gamma))
+
+
+def step_time(
+    parameters: ThroughputParameters,
+    nodes: Numbers,
+    replicas: Numbers,
+    atomic: Numbers,
+    accumulation: Numbers,
+) -> FloatArray:
+    """Seconds of a step: `accumulation` passes that only accumulate, and the last one (eq. 11)."""
+    passes = np.asarray(accumulation) * accumulation_time(parameters, atomic)
+    return np.asarray(passes + last_pass_time(parameters, nodes, replicas, atomic))
+
+
+def throughput(
+    parameters: ThroughputParameters,
+    nodes: Numbers,
+    replicas: Numbers,
+    atomic: Numbers,
+    accumulation: Numbers,
+) -> FloatArray:
+    """Examples a second (eq. 7)."""
+    batch = np.asarray(replicas) * np.asarray(atomic) * (np.asarray(accumulation) + 1)
+    return np.asarray(batch / step_time(parameters, nodes, replicas, atomic, accumulation))
+
+
+def gain(statistics: GradientStatistics, scale: Numbers) -> FloatArray:
+    """AdaScale's gain r(S) = (var + sqr) / (var / S + sqr), in [1, S], of a batch of S x M0 examples."""
+    scale = np.asarray(scale, dtype=float)
+    whole = statistics.var + statistics.sqr
+    if not whole > 0:
+        return np.ones_like(scale)
+    return np.asarray(whole / (statistics.var / scale + statistics.sqr))
+
+
+def efficiency(statistics: GradientStatistics | None, scale: Numbers) -> FloatArray:
+    """Progress an example relative to M0 (Pollux, eq. 5): gain / scale; 1 everywhere without statistics."""
+    scale = np.asarray(scale, dtype=float)
+    if statistics is None:
+        return np.ones_like(scale)
+    return np.asarray(gain(statistics, scale) / scale)
+
+
+def goodput(
+    parameters: ThroughputParameters,
+    statistics: GradientStatistics | None,
+    initial_batch: int,
+    nodes: Numbers,
+    replicas: Numbers,
+    atomic: Numbers,
+    accumulation: Numbers,
+) -> FloatArray:
+    """Useful examples a second. Without statistics the efficiency is 1: plain throughput."""
+    batch = np.asarray(replicas) * np.asarray(atomic) * (np.asarray(accumulation) + 1)
+    rate = throughput(parameters, nodes, replicas, atomic, accumulation)
+    return np.asarray(rate * efficiency(statistics, batch / initial_batch))
+
+
+@dataclass(frozen=True, eq=False)
+class BestBatch:
+    """The best batch of each (nodes, replicas); all three have their broadcast shape.
+
+    Where no batch is within the bounds, goodput and atomic batch are 0."""
+
+    goodput: FloatArray
+    atomic_batch: IntArray
+    accumulation: IntArray
+
+
+def best_batch(
+    bounds: BatchBounds,
+    parameters: ThroughputParameters,
+    statistics: GradientStatistics | None,
+    nodes: Numbers,
+    replicas: Numbers,
+) -> BestBatch:
+    """Maximise goodput over the batch (Pollux, eq. 13) on a geometric grid of total batch sizes.
+
+    The grid has GRID_POINTS points from max(M0, min_atomic x replicas) to the maximum. A single
+    replica above M0 accumulates at least once, so that its gradient variance can be measured.
+    """
+    nodes, replicas = np.broadcast_arrays(np.asarray(nodes), np.asarray(replicas))
+    atomic, accumulation, allowed = _grid(bounds, tuple(replicas.ravel().tolist()))
+    shape = (*replicas.shape, GRID_POINTS)
+    atomic, accumulation, allowed = (a.reshape(shape) for a in (atomic, accumulation, allowed))
+    value = goodput(
+        parameters,
+        statistics,
+        bounds.initial,
+        nodes[..., None],
+        replicas[..., None],
+        np.maximum(atomic, 1),
+        accumulation,
+    )
+    value = np.where(allowed, value, 0.0)
+    best = np.argmax(value, axis=-1)[..., None]
+    reached = np.take_along_axis(value, best, axis=-1)[..., 0]
+    return BestBatch(
+        goodput=reached,
+        atomic_batch=np.where(reached > 0, np.take_along_axis(atomic, best, axis=-1)[..., 0], 0),
+        accumulation=np.where(reached > 0, np.take_along_axis(accumulation, best, axis=-1)[..., 0], 0),
+    )
+
+
+@lru_cache(maxsize=256)
+def _grid(bounds: BatchBounds, replicas: tuple[int, ...]) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
+    """Atomic batches, accumulation passes, which of them are within bounds; each [replicas, points]."""
+    count = np.array(replicas, dtype=np.int64)[:, None]
+    smallest = np.maximum(bounds.initial, bounds.min_atomic * count)
+    spread = np.linspace(0.0, 1.0, GRID_POINTS)
+    total = smallest * (np.maximum(bounds.maximum, smallest) / smallest) ** spread
+    local = total / count
+    accumulation = np.ceil(local / bounds.max_atomic - 1e-8).astype(np.int64) - 1
+    alone_above_m0 = (count == 1) & (total > bounds.initial + 1e-8)
+    accumulation = np.where(alone_above_m0, np.maximum(accumulation, 1), accumulation)
+    atomic = np.ceil(local / (accumulation + 1) - 1e-8).astype(np.int64)
+    # Rounding up must not carry the total past the maximum; that done, it may be short of M0.
+    atomic = np.minimum(atomic, bounds.maximum // (count * (accumulation + 1)))
+    allowed = (bounds.min_atomic <= atomic) & (atomic <= bounds.max_atomic)
+    allowed &= count * atomic * (accumulation + 1) >= bounds.initial
+    return atomic, accumulation, allowed

@@ -1,0 +1,153 @@
+"""The fit recovers known parameters, and predicts what it cannot identify."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy.optimize import approx_fprime
+
+from common.goodput import fit as fitting
+from common.goodput.fit import fit_throughput
+from common.goodput.model import accumulation_time, last_pass_time
+from common.types import ProfilePoint, ThroughputParameters
+
+TRUE = ThroughputParameters(
+    alpha_c=0.011, beta_c=0.0004, alpha_n=0.03, beta_n=0.002, alpha_r=0.008, beta_r=0.0015, gamma=1.8
+)
+EVERYWHERE = [(n, r, m) for n, r in ((1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (3, 8)) for m in (8, 32, 128)]
+
+
+def points(
+    truth: ThroughputParameters, configurations: list[tuple[int, int, int]], noise: float = 0.0
+) -> list[ProfilePoint]:
+    rng = np.random.default_rng(3)
+    return [
+        ProfilePoint(
+            nodes=nodes,
+            replicas=replicas,
+            atomic_batch=atomic,
+            accumulation_s=float(accumulation_time(truth, atomic) * np.exp(noise * rng.normal())),
+            step_s=float(last_pass_time(truth, nodes, replicas, atomic) * np.exp(noise * rng.normal())),
+            samples=1,
+        )
+        for nodes, replicas, atomic in configurations
+    ]
+
+
+def test_parameters_of_a_synthetic_profile_are_recovered() -> None:
+    fitted = fit_throughput(points(TRUE, EVERYWHERE))
+    for name in ("alpha_c", "beta_c", "alpha_n", "beta_n", "alpha_r", "beta_r", "gamma"):
+        assert getattr(fitted.parameters, name) == pytest.approx(getattr(TRUE, name), rel=0.05), name
+    assert fitted.error < 0.005
+
+
+@given(
+    alphas=st.tuples(*[st.floats(1e-3, 1.0)] * 3),
+    beta_c=st.floats(1e-5, 1e-2),
+    ratios=st.tuples(*[st.floats(1e-3, 0.5)] * 2),
+    gamma=st.floats(1.0, 3.0),
+)
+def test_predictions_of_unseen_configurations_are_within_5_percent(
+    alphas: tuple[float, float, float], beta_c: float, ratios: tuple[float, float], gamma: float
+) -> None:
+    """Where a further replica costs less than the first synchronisation: the objective's prior says so, and
+    bends the fit of jobs of which that is not true."""
+    alpha_c, alpha_n, alpha_r = alphas
+    truth = ThroughputParameters(
+        alpha_c=alpha_c,
+        beta_c=beta_c,
+        alpha_n=alpha_n,
+        beta_n=alpha_n * ratios[0],
+        alpha_r=alpha_r,
+        beta_r=alpha_r * ratios[1],
+        gamma=gamma,
+    )
+    fitted = fit_throughput(points(truth, EVERYWHERE)).parameters
+    for nodes, replicas, atomic in ((1, 3, 16), (2, 3, 64), (2, 6, 100), (1, 1, 50)):
+        assert last_pass_time(fitted, nodes, replicas, atomic) == pytest.approx(
+            last_pass_time(truth, nodes, replicas, atomic), rel=0.05
+        )
+        assert accumulation_time(fitted, atomic) == pytest.approx(accumulation_time(truth, atomic), rel=0.05)
+
+
+@pytest.mark.parametrize("unit", [1e-3, 1.0, 1e3])
+def test_the_unit_of_time_does_not_matter(unit: float) -> None:
+    seconds = {
+        name: getattr(TRUE, name) * (1.0 if name == "gamma" else unit)
+        for name in ThroughputParameters.__struct_fields__
+    }
+    truth = ThroughputParameters(**seconds)
+    fitted = fit_throughput(points(truth, EVERYWHERE)).parameters
+    assert last_pass_time(fitted, 2, 6, 64) == pytest.approx(last_pass_time(truth, 2, 6, 64), rel=0.02)
+
+
+def test_noisy_measurements_are_fitted_as_well_as_their_noise_allows() -> None:
+    fitted = fit_throughput(points(TRUE, EVERYWHERE, noise=0.05))
+    assert fitted.error < 0.06
+    assert last_pass_time(fitted.parameters, 1, 3, 64) == pytest.approx(
+        last_pass_time(TRUE, 1, 3, 64), rel=0.1
+    )
+
+
+def test_one_configuration_is_explained_and_synchronisation_taken_for_free() -> None:
+    fitted = fit_throughput(points(TRUE, [(1, 1, 32)]))
+    assert fitted.error < 0.01
+    mean_s = float(accumulation_time(TRUE, 32))
+    assert fitted.parameters.alpha_c == pytest.approx(mean_s / 2)
+    assert fitted.parameters.alpha_r == pytest.approx(1e-8)
+    assert fitted.parameters.alpha_n == pytest.approx(1.1e-8)
+    assert last_pass_time(fitted.parameters, 1, 4, 32) == pytest.approx(mean_s, rel=0.02)
+
+
+def test_across_nodes_is_at_least_a_tenth_slower_than_within_one_until_it_was_seen() -> None:
+    fitted = fit_throughput(points(TRUE, [(1, 1, 8), (1, 2, 8), (1, 4, 32)])).parameters
+    assert fitted.alpha_n == pytest.approx(1.1 * fitted.alpha_r)
+    assert fitted.beta_n == pytest.approx(1.1 * fitted.beta_r)
+
+
+def test_nothing_above_two_replicas_pins_the_growth_of_synchronisation() -> None:
+    fitted = fit_throughput(points(TRUE, [(1, 1, 8), (1, 2, 8), (2, 2, 32)])).parameters
+    assert fitted.beta_r == pytest.approx(1e-8)
+    assert fitted.beta_n == pytest.approx(1e-8)
+
+
+def test_gamma_stays_within_its_bounds() -> None:
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        noisy = [
+            ProfilePoint(
+                nodes=n,
+                replicas=r,
+                atomic_batch=m,
+                samples=1,
+                accumulation_s=a,
+                step_s=a * rng.uniform(0.5, 3),
+            )
+            for (n, r, m), a in zip(EVERYWHERE, rng.uniform(0.01, 0.2, len(EVERYWHERE)), strict=True)
+        ]
+        assert 1.0 <= fit_throughput(noisy).parameters.gamma <= 10.0
+
+
+def test_the_gradient_is_that_of_the_objective() -> None:
+    nodes, replicas, atomic = (np.array(column, dtype=float) for column in zip(*EVERYWHERE, strict=True))
+    profile = points(TRUE, EVERYWHERE, noise=0.3)
+    log_times = np.log(np.array([(p.accumulation_s, p.step_s) for p in profile]).T)
+    arguments = (fitting._terms(nodes, replicas, atomic), 1e-8 * (replicas == 1), log_times)
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        x = np.append(rng.uniform(-7, -1, 6), rng.uniform(1, 5))
+        _, gradient = fitting._objective(x, *arguments)
+        numeric = approx_fprime(x, lambda at: fitting._objective(at, *arguments)[0], 1e-7)
+        assert gradient == pytest.approx(numeric, rel=1e-5, abs=1e-5)
+
+
+@pytest.mark.parametrize("bad_s", [0.0, -1.0, float("nan"), float("inf")])
+def test_times_that_are_not_positive_and_finite_are_refused(bad_s: float) -> None:
+    point = ProfilePoint(nodes=1, replicas=1, atomic_batch=8, accumulation_s=0.1, step_s=bad_s, samples=1)
+    with pytest.raises(ValueError, match="positive, finite"):
+        fit_throughput([point])
+
+
+def test_a_fit_without_points_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least one"):
+        fit_throughput([])
