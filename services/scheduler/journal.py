@@ -10,12 +10,13 @@ from pathlib import Path
 import msgpack
 import msgspec
 
+from common.lifecycle import UserError
 from common.protocol import CoreInput, JournalEntry
 
 JOURNAL_FILE = "journal.msgpack"
 
 
-class JournalError(Exception):
+class JournalError(UserError):
     """The journal cannot be replayed; the text says where it breaks."""
 
 

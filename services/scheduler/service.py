@@ -5,14 +5,15 @@ commands. Liveness of agents and the timing of rounds are its own; everything th
 """
 
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import structlog
 
 from common import __version__
 from common.config import Config
+from common.lifecycle import get_logger
 from common.protocol import (
     AgentSilent,
     BadMessage,
@@ -37,7 +38,14 @@ from common.protocol import (
     RunStarted,
     SubmitJob,
 )
-from common.transport import EventPublisher, OrdersPublisher, Reactor, ReplyServer, RequestClient
+from common.transport import (
+    EventPublisher,
+    OrdersPublisher,
+    Reactor,
+    ReplyServer,
+    RequestClient,
+    load_keys,
+)
 from services.scheduler.commands import Answer, Command, Emit, SendOrders, WantRound
 from services.scheduler.core import SchedulerCore, Settings
 from services.scheduler.journal import JOURNAL_FILE, JournalWriter, read_journal
@@ -48,9 +56,11 @@ from workloads.tasks import applications
 CONFIG_COPY = "config.json"
 PROFILES_TIMEOUT_S = 0.3
 """A round is not held up longer by a silent collector; it goes by the profiles of the round before."""
-CLOSE_S = 2.0
+AGENTS_LEAVE_S = 1.5
+FLUSH_S = 2.0
+"""When all is stopped at once, agents get so long to leave, and the logger to take the last events."""
 
-log = structlog.get_logger("scheduler")
+log = get_logger()
 
 
 def make_run_id(wall_s: float, policy: str, logs_dir: Path) -> str:
@@ -64,7 +74,6 @@ class SchedulerService:
     def __init__(
         self,
         config: Config,
-        policy: Policy,
         core: SchedulerCore,
         reactor: Reactor,
         clock: Callable[[], float] = time.monotonic,
@@ -72,8 +81,10 @@ class SchedulerService:
     ) -> None:
         self.config = config
         self.core = core
+        self.reactor = reactor
         self.clock = clock
-        run_id = config.run.run_id or make_run_id(wall(), policy.name, Path(config.run.logs_dir))
+        self.closing = False
+        run_id = config.run.run_id or make_run_id(wall(), core.policy.name, Path(config.run.logs_dir))
         self.run_dir = config.run_dir(run_id)
         self.state = State(run_id=run_id)
         self.heard_s: dict[str, float] = {}
@@ -82,61 +93,64 @@ class SchedulerService:
         self.collector_silent = False
 
         endpoints = config.endpoints
+        keys = load_keys(endpoints.keys_dir)
         self.server = ReplyServer(
             reactor,
             endpoints.scheduler_requests,
             self.handle,
-            keys_dir=endpoints.keys_dir,
+            keys=keys,
             on_bad=self.on_bad_message,
             limits=config.limits,
         )
-        self.orders = OrdersPublisher(endpoints.scheduler_orders, keys_dir=endpoints.keys_dir)
-        self.collector = RequestClient(
-            endpoints.collector_requests, keys_dir=endpoints.keys_dir, reactor=reactor
-        )
+        self.orders = OrdersPublisher(reactor, endpoints.scheduler_orders, keys)
+        self.collector = RequestClient(endpoints.collector_requests, keys, reactor, config.limits)
         self.run_dir.mkdir(parents=True, exist_ok=True)
-        self._replay()
+        resumed = self._replay()
         self.journal = JournalWriter(self.run_dir)
         self.publisher = EventPublisher(
             reactor,
             run_id=run_id,
             source="scheduler",
+            incarnation=uuid.uuid4().hex[:12],
             endpoints=endpoints,
             outbox_dir=self.run_dir / "outbox",
         )
-        (self.run_dir / CONFIG_COPY).write_bytes(msgspec.json.format(msgspec.json.encode(config)))
-        self.publisher.publish(
-            RunStarted(
-                policy=policy.name,
-                workload=config.run.workload,
-                seed=config.run.seed,
-                round_s=config.scheduler.round_s,
-                version=__version__,
+        if not resumed:
+            (self.run_dir / CONFIG_COPY).write_bytes(msgspec.json.format(msgspec.json.encode(config)))
+            self.publisher.publish(
+                RunStarted(
+                    policy=core.policy.name,
+                    workload=config.run.workload,
+                    seed=config.run.seed,
+                    round_s=config.scheduler.round_s,
+                    version=__version__,
+                )
             )
-        )
-        log.info("run started", run=run_id, policy=policy.name, requests=endpoints.scheduler_requests)
+        log.info("run started", run=run_id, policy=core.policy.name, requests=endpoints.scheduler_requests)
         reactor.every(config.scheduler.heartbeat_s, self.on_heartbeat_due)
         reactor.every(config.scheduler.round_s, lambda: self.want_round("interval"))
 
-    def _replay(self) -> None:
-        """A restarted scheduler knows again what its journal knows; nothing is published twice."""
+    def _replay(self) -> bool:
+        """A restarted scheduler knows again what its journal knows; nothing is published twice. False when
+        there is no journal: the run is new."""
         if not (self.run_dir / JOURNAL_FILE).exists():
-            return
+            return False
         entries = 0
         for entry in read_journal(self.run_dir):
             self.state, _ = self.core.step(self.state, entry.input, entry.now_s)
             entries += 1
         self.heard_s = dict.fromkeys(self.state.agents, self.clock())
         log.info("journal replayed", entries=entries, jobs=len(self.state.jobs))
+        return True
 
     # ------------------------------------------------------------------ requests
 
     def handle(self, request: Request) -> Reply:
         match request:
-            case SubmitJob() | CancelJob() | Report() | LeaveAgent() | RegisterAgent():
-                if isinstance(request, RegisterAgent):
-                    self.heard_s[request.node.name] = self.clock()
+            case SubmitJob() | CancelJob() | Report() | LeaveAgent():
                 return self.feed(request) or Done()
+            case RegisterAgent():
+                return self.register(request)
             case Heartbeat():
                 return self.heartbeat(request)
             case GetJobs():
@@ -147,6 +161,21 @@ class SchedulerService:
                 )
             case _:
                 return Refused(reason=f"{type(request).__name__} is not for the scheduler")
+
+    def register(self, request: RegisterAgent) -> Reply:
+        """Two agents of one name would throw each other out for ever: the second one has to wait until the
+        first is silent."""
+        name, now_s = request.node.name, self.clock()
+        known = self.state.agents.get(name)
+        silent_s = now_s - self.heard_s.get(name, now_s)
+        timeout_s = self.config.scheduler.agent_timeout_s
+        if known and known.incarnation != request.incarnation and silent_s < timeout_s:
+            return Refused(
+                reason=f"node {name!r} has an agent that was heard {silent_s:.1f} s ago; give each agent a "
+                f"--node of its own, or wait until the former one has been silent for {timeout_s:g} s"
+            )
+        self.heard_s[name] = now_s
+        return self.feed(request) or Done()
 
     def heartbeat(self, beat: Heartbeat) -> Reply:
         agent = self.state.agents.get(beat.node)
@@ -202,7 +231,7 @@ class SchedulerService:
         if self.round_under_way:
             self.round_wanted = trigger if trigger != "interval" else self.round_wanted
             return
-        if not self.state.jobs:
+        if not self.state.jobs or self.closing:
             return
         self.round_under_way = True
         self.collector.post(
@@ -226,9 +255,10 @@ class SchedulerService:
             self.want_round(again)
 
     def close(self, reason: str) -> None:
+        self.closing = True
+        self.reactor.run_until(lambda: not self.state.agents, AGENTS_LEAVE_S)
         self.publisher.publish(RunEnded(reason=reason))
-        flushed = self.publisher.close(CLOSE_S)
-        self.server.close()
+        flushed = self.publisher.close(FLUSH_S)
         self.journal.close()
         log.info("stopped", flushed=flushed)
 

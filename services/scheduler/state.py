@@ -104,6 +104,7 @@ def orders_of(state: State) -> Orders:
                     store_host=first.store_host if first else "",
                     store_port=first.store_port if first else 0,
                     checkpoint=job.checkpoint,
+                    leaving=job.leaving,
                 )
             )
     return Orders(

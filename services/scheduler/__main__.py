@@ -1,0 +1,28 @@
+"""`python -m services.scheduler`"""
+
+import sys
+
+from common.config import Config
+from common.lifecycle import EXIT_OK, StopFlag, UserError, service_main
+from common.transport import Reactor
+from services.scheduler.policies import UnknownPolicy, make_policy
+from services.scheduler.service import SchedulerService, make_core
+from workloads.tasks import UnknownApplication
+
+
+def body(config: Config, stop: StopFlag) -> int:
+    try:
+        policy = make_policy(config.scheduler.policy)
+        core = make_core(config, policy)
+    except (UnknownPolicy, UnknownApplication) as error:
+        raise UserError(str(error)) from error
+    reactor = Reactor(stop)
+    service = SchedulerService(config, core, reactor)
+    reactor.run()
+    service.close("stopped")
+    reactor.close()
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(service_main("scheduler", body))

@@ -1,0 +1,144 @@
+"""Where replicas go: a board of free slots, and how jobs are packed on it. All policies share it.
+
+Inside a decision nodes are numbered in the order of the view, and a `Row` is an allocation in these
+numbers.
+"""
+
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
+
+from common.types import Allocation, Node, Placement
+
+Row: TypeAlias = tuple[tuple[int, int], ...]
+"""(node number, replicas) in rank order of nodes; empty: no slots."""
+
+
+def row_size(row: Row) -> int:
+    return sum(replicas for _, replicas in row)
+
+
+def number_nodes(nodes: Sequence[Node]) -> dict[str, int]:
+    return {node.name: number for number, node in enumerate(nodes)}
+
+
+def to_row(allocation: Allocation, numbers: Mapping[str, int]) -> Row:
+    """The allocation in node numbers; empty where it names a node that is not there."""
+    if any(p.node not in numbers for p in allocation):
+        return ()
+    return tuple((numbers[p.node], p.replicas) for p in allocation)
+
+
+def to_allocation(row: Row, nodes: Sequence[Node], present: Allocation = ()) -> Allocation:
+    """`row` as an allocation. Nodes of the `present` one come first, in their order, so that survivors
+    keep their ranks; where nothing differs it is the present one itself."""
+    here = {p.node: rank for rank, p in enumerate(present)}
+    placements = [Placement(node=nodes[n].name, replicas=replicas) for n, replicas in row]
+    ordered = tuple(sorted(placements, key=lambda p: here.get(p.node, len(here))))
+    return present if ordered == present else ordered
+
+
+def describe(allocation: Allocation) -> str:
+    """For people: "2 replicas on node-1", "3 replicas on node-1 (2) and node-2 (1)"."""
+    total = sum(p.replicas for p in allocation)
+    count = f"{total} replica{'' if total == 1 else 's'}"
+    if len(allocation) == 1:
+        return f"{count} on {allocation[0].node}"
+    parts = [f"{p.node} ({p.replicas})" for p in allocation]
+    return f"{count} on {', '.join(parts[:-1])} and {parts[-1]}"
+
+
+class Board:
+    """Free slots of every node while a decision is made.
+
+    With `one_spread_a_node`, no node takes part in two jobs that span several nodes: these would slow
+    each other down on the node's network (Pollux, section 4.2, interference avoidance).
+    """
+
+    def __init__(self, slots: Iterable[int], *, one_spread_a_node: bool = False) -> None:
+        self.free = list(slots)
+        self.one_spread_a_node = one_spread_a_node
+        self._guests = [0] * len(self.free)
+        self._by_free: list[list[int]] = [[] for _ in range(max(self.free, default=0) + 1)]
+        for node, free in enumerate(self.free):
+            self._by_free[free].append(node)
+        self.spread_free = sum(self.free)
+        """Free slots on nodes that another job spanning several nodes may use."""
+
+    @property
+    def largest_free(self) -> int:
+        """Free slots of the freest node."""
+        return next((n for n in range(len(self._by_free) - 1, 0, -1) if self._by_free[n]), 0)
+
+    def fits(self, row: Row) -> bool:
+        spread = len(row) > 1
+        return all(
+            self.free[node] >= replicas and not (spread and self._closed(node)) for node, replicas in row
+        )
+
+    def take(self, row: Row) -> None:
+        for node, replicas in row:
+            self._change(node, -replicas, 1 if len(row) > 1 else 0)
+
+    def give_back(self, row: Row) -> None:
+        for node, replicas in row:
+            self._change(node, replicas, -1 if len(row) > 1 else 0)
+
+    def together(self, replicas: int, present: Row = ()) -> Row | None:
+        """`replicas` on one node: one where the job is now, else the tightest; the first on ties."""
+        for node, _ in present:
+            if self.free[node] >= replicas:
+                return ((node, replicas),)
+        for level in self._by_free[replicas:]:
+            if level:
+                return ((level[0], replicas),)
+        return None
+
+    def spread(self, replicas: int, present: Row = ()) -> Row | None:
+        """`replicas` on as few nodes as possible: the freest ones whole (those of the present row first
+        among equals), and the rest on the tightest that holds it. On one node if one is enough."""
+        if replicas > self.spread_free:
+            return None
+        here = {node for node, _ in present}
+        row: list[tuple[int, int]] = []
+        taken: set[int] = set()
+        left = replicas
+        for level in range(len(self._by_free) - 1, 0, -1):
+            if left <= 0:
+                break
+            nodes = [n for n in self._by_free[level] if not self._closed(n)]
+            for node in sorted(nodes, key=lambda n: n not in here):
+                if left <= level:
+                    tightest = self._tightest_open(left, taken)
+                    row.append((tightest, left))
+                    return tuple(row)
+                row.append((node, level))
+                taken.add(node)
+                left -= level
+        return tuple(row)
+
+    def pack(self, replicas: int, present: Row = ()) -> Row | None:
+        """On one node if one holds all, else on as few as possible; None where slots are short."""
+        return self.together(replicas, present) or self.spread(replicas, present)
+
+    def _closed(self, node: int) -> bool:
+        return self.one_spread_a_node and self._guests[node] > 0
+
+    def _tightest_open(self, replicas: int, taken: set[int]) -> int:
+        return next(
+            node
+            for level in self._by_free[replicas:]
+            for node in level
+            if node not in taken and not self._closed(node)
+        )
+
+    def _change(self, node: int, slots: int, guests: int) -> None:
+        level = self._by_free[self.free[node]]
+        del level[bisect_left(level, node)]
+        if not self._closed(node):
+            self.spread_free -= self.free[node]
+        self.free[node] += slots
+        self._guests[node] += guests
+        if not self._closed(node):
+            self.spread_free += self.free[node]
+        insort(self._by_free[self.free[node]], node)

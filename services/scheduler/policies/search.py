@@ -1,0 +1,270 @@
+"""The exact search: divide slots among jobs, then place them, and prove how good the result is.
+
+The sum of the jobs' utilities is maximised, where a job's utility depends on its number of replicas and on
+whether they share one node, and on whether its present placement is kept. Any separable objective can be
+expressed so; Pollux's power mean of speedups (section 4.2, eq. 14) is one.
+
+1. *Divide.* Without regard to nodes this is a knapsack over slots with a choice for each job. Dynamic
+   programming solves it exactly; its value bounds from above whatever a placement can reach.
+2. *Place.* Jobs that keep their placement stay; then jobs that must span nodes, largest first, on the
+   freest nodes; then the others, largest first, best fit.
+3. *Improve.* Where placing cost something, take out a job that lost, alone or with one other, and put
+   them back where it is best, until nothing of that kind helps or the bound is met.
+
+Everything is deterministic; on ties, jobs that come first in `jobs` get more.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import permutations
+
+import numpy as np
+import numpy.typing as npt
+
+from common.goodput.model import FloatArray, IntArray
+from services.scheduler.policies.placement import Board, Row, row_size
+
+MAX_TRIALS = 1500
+"""Placements that the improvement tries at most; a figure of work, not of time, keeps it deterministic."""
+TOLERANCE = 1e-12
+
+
+@dataclass(frozen=True, eq=False)
+class Options:
+    """What one job may be given, and what that is worth; -inf where it is not allowed.
+
+    together: [K + 1] utility of 0..K replicas that share a node; entry 0, no slots, is finite
+    spread:   [K + 1] utility of as many over several nodes; what exceeds `together` is not believed
+    present:  its row; empty: it has none, or one that cannot be kept
+    keep:     utility of the present row; never taken for less than moving to such a row is worth
+    """
+
+    together: FloatArray
+    spread: FloatArray
+    present: Row = ()
+    keep: float = -np.inf
+
+
+@dataclass(frozen=True)
+class Solution:
+    """`rows` is in the order of the jobs; `value` <= `bound` are sums of utilities."""
+
+    rows: tuple[Row, ...]
+    value: float
+    bound: float
+
+
+def solve(jobs: Sequence[Options], slots: Sequence[int], *, one_spread_a_node: bool = True) -> Solution:
+    """Divide `slots` (free slots of every node) among `jobs`."""
+    if not jobs:
+        return Solution(rows=(), value=0.0, bound=0.0)
+    return _Search(jobs, slots, one_spread_a_node).run()
+
+
+def divide(utility: FloatArray, slots: int) -> tuple[IntArray, float]:
+    """Counts [jobs] with sum <= slots that maximise the sum of utility[j, counts[j]], and that sum.
+
+    utility: [jobs, K + 1], -inf where not allowed, column 0 finite. Exact: a Lagrangian bound first drops
+    every count that no optimum can contain, then dynamic programming goes over what is left.
+    """
+    allowed = _undominated(utility, slots)
+    choices = [np.flatnonzero(row) for row in allowed]
+    counts = np.array([choice[0] for choice in choices], dtype=np.int64)
+    left = slots - int(counts.sum())
+    open_jobs = [j for j, choice in enumerate(choices) if len(choice) > 1]
+    # More to a later job has to be really better, not by rounding: ties go to those that come first.
+    tolerance = TOLERANCE * (1.0 + float(np.abs(utility[:, 0]).sum()))
+    best = np.zeros(left + 1)
+    taken = np.zeros((len(open_jobs), left + 1), dtype=np.int16)
+    for i, j in enumerate(open_jobs):
+        worth = utility[j, choices[j]]
+        former, best = best, best + worth[0]
+        for option in range(1, len(choices[j])):
+            extra = int(choices[j][option] - choices[j][0])
+            if extra > left:
+                break
+            candidate = former[: left + 1 - extra] + worth[option]
+            better = candidate > best[extra:] + tolerance
+            best[extra:][better] = candidate[better]
+            taken[i, extra:][better] = option
+    at = left
+    for i in range(len(open_jobs) - 1, -1, -1):
+        choice = choices[open_jobs[i]]
+        count = choice[taken[i, at]]
+        at -= int(count - choice[0])
+        counts[open_jobs[i]] = count
+    return counts, float(utility[np.arange(len(counts)), counts].sum())
+
+
+def _undominated(utility: FloatArray, slots: int) -> npt.NDArray[np.bool_]:
+    """Which counts may be part of an optimum: with a price a slot, those whose net utility falls short of
+    the job's best by no more than the gap between the Lagrangian bound and a feasible division."""
+    counts = np.arange(utility.shape[1])
+    rows = np.arange(len(utility))
+    finite = np.isfinite(utility)
+    low = 0.0
+    high = float(np.max(np.where(finite, utility, -np.inf)) - np.min(np.where(finite, utility, np.inf))) + 1.0
+
+    def at(price: float) -> tuple[FloatArray, IntArray]:
+        net = utility - price * counts
+        return net, np.argmax(net, axis=1)
+
+    net, chosen = at(low)
+    if chosen.sum() > slots:
+        for _ in range(30):
+            price = (low + high) / 2
+            net, chosen = at(price)
+            used = chosen.sum()
+            if used > slots:
+                low = price
+            else:
+                high = price
+                if used == slots:
+                    break
+        net, chosen = at(high)
+    else:
+        high = 0.0
+    feasible = float(utility[rows, chosen].sum())
+    bound = float(net[rows, chosen].sum()) + high * slots
+    slack = bound - feasible + TOLERANCE * (1.0 + abs(bound))
+    return net >= net[rows, chosen][:, None] - slack
+
+
+class _Search:
+    def __init__(self, jobs: Sequence[Options], slots: Sequence[int], one_spread_a_node: bool) -> None:
+        self.jobs = jobs
+        self.slots = sum(slots)
+        self.board = Board(slots, one_spread_a_node=one_spread_a_node)
+        width = max(len(job.together) for job in jobs)
+        together, spread = np.full((len(jobs), width), -np.inf), np.full((len(jobs), width), -np.inf)
+        for j, job in enumerate(jobs):
+            together[j, : len(job.together)] = job.together
+            spread[j, : len(job.spread)] = job.spread
+        fits_one = max(slots, default=0) + 1
+        spread[:, :fits_one] = np.minimum(spread[:, :fits_one], together[:, :fits_one])
+        together[:, fits_one:] = -np.inf
+        self.upper = np.maximum(together, spread)
+        self.keep = [job.keep for job in jobs]
+        for j, job in enumerate(jobs):
+            if job.present:
+                size = row_size(job.present)
+                alike = together if len(job.present) == 1 else spread
+                self.keep[j] = max(job.keep, float(alike[j, size]))
+                self.upper[j, size] = max(self.upper[j, size], self.keep[j])
+        self.together, self.best_together = together.tolist(), _running_best(together)
+        self.spread, self.best_spread = spread.tolist(), _running_best(spread)
+        self.rows: list[Row] = [()] * len(jobs)
+        self.values: list[float] = together[:, 0].tolist()
+        self.most = width - 1
+        self.trials = 0
+
+    def run(self) -> Solution:
+        counts, bound = divide(self.upper, self.slots)
+        aims = self.upper[np.arange(len(counts)), counts].tolist()
+        self.place(counts.tolist(), aims)
+        self.improve(counts.tolist(), aims, bound)
+        value = math.fsum(self.values)
+        return Solution(rows=tuple(self.rows), value=value, bound=max(bound, value))
+
+    def place(self, counts: list[int], aims: list[float]) -> None:
+        """Rows for these counts, each worth its aim if there is room."""
+        movers = []
+        for j, (job, count) in enumerate(zip(self.jobs, counts, strict=True)):
+            if count == 0:
+                continue
+            if row_size(job.present) == count and self.keep[j] >= aims[j] and self.board.fits(job.present):
+                self.put(j, job.present, self.keep[j])
+            else:
+                movers.append(j)
+        # Those that have to span nodes need whole ones, so they go first.
+        movers.sort(key=lambda j: (self.together[j][counts[j]] > -math.inf, -counts[j]))
+        for j in movers:
+            self.insert(j, counts[j])
+
+    def improve(self, counts: list[int], aims: list[float], bound: float) -> None:
+        """Take out jobs that are worth less than their aim, and partners, while that raises the sum."""
+        tolerance = TOLERANCE * (1.0 + abs(bound))
+        helped = True
+        while helped and self.trials < MAX_TRIALS and math.fsum(self.values) < bound - tolerance:
+            losers = [j for j, aim in enumerate(aims) if self.values[j] < aim - tolerance]
+            losers.sort(key=lambda j: self.values[j] - aims[j])
+            helped = any(
+                self.reinsert(group, counts, tolerance)
+                for loser in losers
+                for group in self.groups(loser, counts, aims)
+            )
+        if math.fsum(self.values) < bound - tolerance:
+            for j in range(len(self.jobs)):
+                self.reinsert((j,), None, tolerance)
+
+    def groups(self, loser: int, counts: list[int], aims: list[float]) -> Iterable[tuple[int, ...]]:
+        """The loser alone, then with each placed job whose moving away may cost less than the loser can
+        gain by it: first those that move anyway."""
+        yield (loser,)
+        partners = []
+        for j, row in enumerate(self.rows):
+            if row and j != loser:
+                alone, apart = self.best_together[j][counts[j]], self.best_spread[j][counts[j]]
+                elsewhere = max(self.together[j][alone], self.spread[j][apart])
+                cost = self.values[j] - elsewhere
+                if cost < aims[loser] - self.values[loser]:
+                    partners.append((cost, j))
+        for _, j in sorted(partners):
+            yield loser, j
+
+    def reinsert(self, group: tuple[int, ...], counts: list[int] | None, tolerance: float) -> bool:
+        """Take the group out and put it back in the best order; True if that is worth more."""
+        former = [(j, self.rows[j], self.values[j]) for j in group]
+        best, best_value = former, sum(self.values[j] for j in group) + tolerance
+        for j in group:
+            self.remove(j)
+        for order in permutations(group):
+            if self.trials >= MAX_TRIALS:
+                break
+            self.trials += 1
+            for j in order:
+                self.insert(j, counts[j] if counts else self.most)
+            value = sum(self.values[j] for j in group)
+            if value > best_value:
+                best, best_value = [(j, self.rows[j], self.values[j]) for j in group], value
+            for j in order:
+                self.remove(j)
+        for j, row, value in best:
+            self.put(j, row, value)
+        return best is not former
+
+    def insert(self, j: int, most: int) -> None:
+        """Put job j, which has no slots, where it is worth most, with at most `most` replicas."""
+        job, board = self.jobs[j], self.board
+        alone = self.best_together[j][min(board.largest_free, most)]
+        apart = self.best_spread[j][min(board.spread_free, most)]
+        row: Row | None
+        if self.together[j][alone] >= self.spread[j][apart]:
+            row, value = (board.together(alone, job.present) if alone else ()), self.together[j][alone]
+        else:
+            row, value = board.spread(apart, job.present), self.spread[j][apart]
+        stays = job.present and row_size(job.present) <= most and self.keep[j] >= value
+        if stays and board.fits(job.present):
+            row, value = job.present, self.keep[j]
+        assert row is not None, "the board has room for what it offered"
+        self.put(j, row, value)
+
+    def put(self, j: int, row: Row, value: float) -> None:
+        self.board.take(row)
+        self.rows[j], self.values[j] = row, value
+
+    def remove(self, j: int) -> None:
+        self.board.give_back(self.rows[j])
+        self.rows[j], self.values[j] = (), self.together[j][0]
+
+
+def _running_best(utility: FloatArray) -> list[list[int]]:
+    """[jobs, K + 1]: the count of the highest utility among 0..k; the smallest on ties."""
+    best = np.maximum.accumulate(utility, axis=1)
+    rises = np.ones(utility.shape, dtype=bool)
+    rises[:, 1:] = best[:, 1:] > best[:, :-1]
+    counts: list[list[int]] = np.maximum.accumulate(
+        np.where(rises, np.arange(utility.shape[1]), 0), axis=1
+    ).tolist()
+    return counts

@@ -1,0 +1,203 @@
+"""Samples become profiles: medians, what is trusted, when a fit is due, and bounded memory."""
+
+import pytest
+
+from common.goodput.model import last_pass_time
+from common.protocol import (
+    Event,
+    GenerationStarted,
+    JobCancelled,
+    JobCompleted,
+    JobFailed,
+    RunEnded,
+    TrainingSample,
+)
+from common.types import GradientStatistics, JobConfig, JobProfile, ProfilePoint
+from services.metrics_collector import profiles
+from services.metrics_collector.profiles import Histories, JobHistory
+from tests.services.policy_views import at
+
+
+def sample(
+    job_id: str = "a",
+    *,
+    nodes: int = 1,
+    replicas: int = 1,
+    atomic: int = 16,
+    accumulation: int = 0,
+    accumulation_s: float = 0.0,
+    step_s: float = 0.1,
+    sync_s: float = 0.0,
+    timed_steps: int = 5,
+    progress: float = 10.0,
+    statistics: GradientStatistics | None = None,
+) -> TrainingSample:
+    return TrainingSample(
+        job_id=job_id,
+        generation=1,
+        nodes=nodes,
+        replicas=replicas,
+        config=JobConfig(atomic_batch=atomic, accumulation=accumulation),
+        window_s=0.5,
+        steps=5,
+        timed_steps=timed_steps,
+        accumulation_s=accumulation_s,
+        step_s=step_s,
+        sync_s=sync_s,
+        total_steps=10,
+        total_examples=160,
+        progress=progress,
+        epoch=0,
+        loss=1.0,
+        gain=1.0,
+        statistics=statistics,
+    )
+
+
+def started(seconds_lost: float, state_from: str = "survivor") -> GenerationStarted:
+    return GenerationStarted(
+        job_id="a",
+        generation=2,
+        old_replicas=1,
+        allocation=at((1, 2)),
+        config=JobConfig(atomic_batch=16),
+        state_from=state_from,
+        seconds_lost=seconds_lost,
+        progress=1.0,
+    )
+
+
+def history(*events: Event) -> JobHistory:
+    histories = Histories()
+    for event in events:
+        histories.add(event)
+    (job,) = histories.active()
+    return job
+
+
+def test_a_point_is_the_median_of_its_samples() -> None:
+    job = history(*(sample(step_s=s, sync_s=0.02, replicas=2) for s in (0.1, 0.5, 0.12)))
+    assert job.points() == [
+        ProfilePoint(
+            nodes=1,
+            replicas=2,
+            atomic_batch=16,
+            accumulation_s=pytest.approx(0.1),
+            step_s=0.12,
+            samples=3,
+        )
+    ]
+
+
+def test_accumulation_is_measured_where_it_happens_and_otherwise_the_step_without_its_synchronisation() -> (
+    None
+):
+    measured = history(sample(accumulation=1, accumulation_s=0.07, step_s=0.1, sync_s=0.02))
+    derived = history(sample(accumulation=0, accumulation_s=0.0, step_s=0.1, sync_s=0.02))
+    assert measured.points()[0].accumulation_s == pytest.approx(0.07)
+    assert derived.points()[0].accumulation_s == pytest.approx(0.08)
+
+
+def test_every_configuration_has_its_own_point() -> None:
+    job = history(sample(), sample(atomic=32), sample(replicas=2), sample(replicas=2, nodes=2), sample())
+    keys = {(p.nodes, p.replicas, p.atomic_batch): p.samples for p in job.points()}
+    assert keys == {(1, 1, 16): 2, (1, 1, 32): 1, (1, 2, 16): 1, (2, 2, 16): 1}
+    assert job.profile().max_profiled_replicas == 2
+
+
+@pytest.mark.parametrize(
+    "useless",
+    [
+        sample(replicas=4, timed_steps=0, step_s=0.0),
+        sample(replicas=4, step_s=float("nan")),
+        sample(replicas=4, step_s=0.1, sync_s=0.1),
+        sample(replicas=4, accumulation=1, accumulation_s=-1.0),
+    ],
+)
+def test_a_sample_without_usable_times_still_tells_progress(useless: TrainingSample) -> None:
+    job = history(sample(progress=3.0), useless)
+    assert [p.replicas for p in job.points()] == [1]
+    assert job.profile().progress == 10.0
+    assert job.profile().max_profiled_replicas == 1
+
+
+def test_the_newest_trusted_statistics_are_kept() -> None:
+    trusted = GradientStatistics(sqr=1.0, var=2.0)
+    newer = GradientStatistics(sqr=1.0, var=3.0)
+    doubtful = GradientStatistics(sqr=1.0, var=9.0, trusted=False)
+    assert history(sample(statistics=doubtful)).statistics == doubtful
+    assert history(sample(statistics=doubtful), sample(statistics=trusted)).statistics == trusted
+    assert history(sample(statistics=trusted), sample(statistics=doubtful), sample()).statistics == trusted
+    assert history(sample(statistics=trusted), sample(statistics=newer)).statistics == newer
+
+
+def test_a_restart_costs_the_median_of_the_resizes_and_a_first_start_is_none() -> None:
+    assert history(started(4.0, "scratch")).profile().restart_s == 0.0
+    job = history(started(4.0, "scratch"), started(0.1), started(9.0, "checkpoint"), started(0.3))
+    assert job.profile().restart_s == 0.3
+
+
+def test_a_fit_is_due_for_a_new_configuration_and_for_a_median_that_moved() -> None:
+    job = history(sample())
+    assert job.needs_fit
+    job.fit()
+    assert not job.needs_fit
+    job.add_sample(sample(step_s=0.105))
+    assert not job.needs_fit, "moved by less than a tenth"
+    for _ in range(3):
+        job.add_sample(sample(step_s=0.13))
+    assert job.needs_fit
+    job.fit()
+    job.add_sample(sample(replicas=2))
+    assert job.needs_fit
+
+
+def test_the_fit_explains_what_was_measured() -> None:
+    job = history(
+        *(
+            sample(replicas=r, atomic=m, step_s=0.01 + 0.002 * m + 0.01 * (r > 1), sync_s=0.01 * (r > 1))
+            for r in (1, 2)
+            for m in (16, 64)
+        )
+    )
+    fit = job.fit()
+    assert fit.error < 0.01
+    assert last_pass_time(fit.parameters, 1, 2, 32) == pytest.approx(0.084, rel=0.03)
+    assert job.profile().parameters == fit.parameters
+
+
+def test_memory_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profiles, "MAX_CONFIGURATIONS", 4)
+    monkeypatch.setattr(profiles, "MAX_ENDED", 2)
+    job = history(*(sample(atomic=m) for m in range(1, 7)), *(sample(atomic=3) for _ in range(1000)))
+    assert sorted(p.atomic_batch for p in job.points()) == [3, 4, 5, 6]
+    assert len(job.times[1, 1, 3].step_s) == profiles.WINDOW
+
+    histories = Histories()
+    ends = (
+        JobCompleted(job_id="a", verified=True, metric=1.0, progress=1.0),
+        JobFailed(job_id="b", reason="it raised"),
+        JobCancelled(job_id="c"),
+    )
+    for end in ends:
+        histories.add(sample(end.job_id))
+        histories.add(end)
+    assert histories.profile("a") == JobProfile(job_id="a"), "the one that ended first is forgotten"
+    assert histories.profile("b").points
+    assert histories.active() == []
+
+
+def test_a_late_sample_does_not_make_an_ended_job_new() -> None:
+    histories = Histories()
+    histories.add(sample())
+    histories.add(JobCompleted(job_id="a", verified=True, metric=1.0, progress=1.0))
+    histories.add(sample())
+    assert histories.active() == []
+
+
+def test_a_job_that_has_shown_nothing_has_an_empty_profile() -> None:
+    assert Histories().profile("new") == JobProfile(job_id="new")
+
+
+def test_events_of_no_interest_are_passed_over() -> None:
+    assert Histories().add(RunEnded(reason="asked to")) is None
