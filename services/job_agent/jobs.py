@@ -1,0 +1,362 @@
+"""The jobs of a node: from orders to processes, and from what the processes say and how they end to facts.
+
+A process that ends without having been told to is accounted for: ended by a signal it is a ReplicaLost, which
+the job survives; exited with whatever code before its work was done, it is a JobRaised, which it does not.
+"""
+
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from common.codec import DecodeError, decode, encode
+from common.config import Config
+from common.protocol import (
+    BadMessage,
+    Event,
+    Fact,
+    JobOrder,
+    JobRaised,
+    JobSaved,
+    Orders,
+    ReplicaExited,
+    ReplicaLost,
+    ReplicaMessage,
+    ReplicaOrder,
+    ReplicaStart,
+    ReplicaStarted,
+    VerificationDone,
+    VerificationStarted,
+    Verified,
+    VerifyOrder,
+    VerifyStart,
+)
+from services.job_agent import entry
+from services.job_agent.reconcile import (
+    LEAVES,
+    Forget,
+    Kill,
+    Phase,
+    Replica,
+    SendOrder,
+    StartReplica,
+    StartVerifier,
+    Verifier,
+    reconcile,
+)
+from services.job_agent.replicas import Exit, Processes
+
+TAIL_LINES = 20
+TAIL_BYTES = 2_000
+
+
+@dataclass
+class Tracked:
+    """A process: what `reconcile` sees of it, and what only the agent needs."""
+
+    record: Replica | Verifier
+    output: Path
+    answered: bool = False
+    """It has said why it ends: JobRaised, or the verdict."""
+    told_to_leave_s: float = float("inf")
+    claim: VerifyOrder | None = None
+
+
+@dataclass
+class RankZero:
+    """Where rank 0 of a job is, by the orders that this agent has seen."""
+
+    node: str
+    moved: bool = False
+    """It has been on another node before, where the state may still be."""
+    leaves_since_s: float = float("inf")
+    answered: bool = False
+    """The scheduler has heard what became of the state of a job that had to leave."""
+
+
+class Jobs:
+    """`follow` orders; `publish` and `report` are what becomes of events and facts."""
+
+    def __init__(
+        self,
+        node: str,
+        slots: int,
+        config: Config,
+        processes: Processes,
+        publish: Callable[[Event], None],
+        report: Callable[[Fact], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.node = node
+        self.slots = slots
+        self.config = config
+        self.processes = processes
+        self.publish = publish
+        self.report_fact = report
+        self.clock = clock
+        self.incarnation = ""
+        self.orders: Orders | None = None
+        """None while the agent takes part in no run."""
+        self.tracked: dict[str, Tracked] = {}
+        self.started = 0
+        self.saved: dict[str, JobSaved] = {}
+        """Jobs that have saved and of which processes here have still to exit."""
+        self.rank_zero: dict[str, RankZero] = {}
+
+    # ------------------------------------------------------------------ orders
+
+    def begin(self, orders: Orders, incarnation: str) -> None:
+        """The first orders for this incarnation of the agent."""
+        self.incarnation = incarnation
+        self.follow(orders)
+
+    def end(self) -> None:
+        """Follow no orders any more, and end what runs."""
+        self.orders = None
+        self.saved.clear()
+        self.rank_zero.clear()
+        for name, tracked in list(self.tracked.items()):
+            if tracked.record.phase is Phase.GONE:
+                del self.tracked[name]
+            else:
+                self.kill(name)
+
+    def follow(self, orders: Orders) -> None:
+        """Newer orders of the run."""
+        self.orders = orders
+        self.rank_zero = {job.spec.id: self._rank_zero_of(job) for job in orders.jobs}
+        self.reconcile()
+
+    def _rank_zero_of(self, job: JobOrder) -> RankZero:
+        known = self.rank_zero.get(job.spec.id)
+        if not job.allocation:
+            rank_zero = known or RankZero(job.leaving[0].node if job.leaving else "")
+            rank_zero.leaves_since_s = min(rank_zero.leaves_since_s, self.clock())
+            return rank_zero
+        node = job.allocation[0].node
+        return RankZero(node, moved=known is not None and (known.moved or known.node != node))
+
+    def reconcile(self) -> None:
+        if self.orders is None:
+            return
+        records = [tracked.record for tracked in self.tracked.values()]
+        actions = reconcile(
+            self.orders,
+            self.node,
+            self.slots,
+            [record for record in records if isinstance(record, Replica)],
+            [record for record in records if isinstance(record, Verifier)],
+        )
+        for action in actions:
+            match action:
+                case Kill():
+                    self.kill(action.name)
+                case Forget():
+                    del self.tracked[action.name]
+                case SendOrder():
+                    self.send(action.name, action.order)
+                case StartReplica():
+                    self.start_replica(action.job, action.order)
+                case StartVerifier():
+                    self.start_verifier(action.order)
+        self.answer_for_unsaved()
+
+    def start_replica(self, job: JobOrder, order: ReplicaOrder) -> None:
+        name, output = self.new_process(job.spec.id)
+        start = ReplicaStart(
+            spec=job.spec,
+            replica=name,
+            job_dir=str(output.parent),
+            checkpoint=job.checkpoint,
+            slot_speed=self.config.agent.slot_speed,
+            trainer=self.config.trainer,
+            application_modules=self.config.applications.modules,
+        )
+        pid = self.processes.start(name, entry.replica, encode(start), output)
+        if pid is None:
+            return
+        self.processes.send(name, encode(order))
+        record = Replica(name=name, job_id=job.spec.id, serial=self.started, phase=Phase.ACTIVE, order=order)
+        self.tracked[name] = Tracked(record, output)
+        self.publish(
+            ReplicaStarted(
+                job_id=job.spec.id,
+                node=self.node,
+                replica=name,
+                pid=pid,
+                generation=order.generation,
+            )
+        )
+
+    def start_verifier(self, order: VerifyOrder) -> None:
+        job_id = order.spec.id
+        name, output = self.new_process(job_id)
+        start = VerifyStart(
+            order=order,
+            slot_speed=self.config.agent.slot_speed,
+            application_modules=self.config.applications.modules,
+        )
+        pid = self.processes.start(name, entry.verifier, encode(start), output)
+        if pid is None:
+            return
+        record = Verifier(name=name, job_id=job_id, checkpoint=order.checkpoint, phase=Phase.ACTIVE)
+        self.tracked[name] = Tracked(record, output, claim=order)
+        self.publish(VerificationStarted(job_id=job_id, node=self.node, replica=name, pid=pid))
+
+    def new_process(self, job_id: str) -> tuple[str, Path]:
+        """Name of a new process, unique in the run, and the file for what it prints."""
+        assert self.orders is not None
+        self.started += 1
+        name = f"{self.node}-{self.incarnation}-{self.started}"
+        return name, self.config.run_dir(self.orders.run_id) / "jobs" / job_id / f"{name}.log"
+
+    def send(self, name: str, order: ReplicaOrder) -> None:
+        tracked = self.tracked[name]
+        assert isinstance(tracked.record, Replica)
+        phase = tracked.record.phase
+        if order.rank == LEAVES and phase is Phase.ACTIVE:
+            phase = Phase.LEAVING
+            tracked.told_to_leave_s = self.clock()
+        tracked.record = msgspec.structs.replace(tracked.record, order=order, phase=phase)
+        if not self.processes.send(name, encode(order)):
+            self.give_up(name, "has stopped reading its orders")
+
+    def kill(self, name: str) -> None:
+        tracked = self.tracked[name]
+        tracked.record = msgspec.structs.replace(tracked.record, phase=Phase.KILLED)
+        self.processes.kill(name)
+
+    def on_tick(self) -> None:
+        """What only time brings about."""
+        self.answer_for_unsaved()
+        limit_s = self.config.trainer.order_timeout_s
+        for name, tracked in list(self.tracked.items()):
+            overdue = self.clock() - tracked.told_to_leave_s > limit_s
+            if overdue and tracked.record.phase is Phase.LEAVING:
+                self.give_up(name, f"was told to leave and has not in {limit_s:g} s")
+
+    def give_up(self, name: str, why: str) -> None:
+        self.kill(name)
+        self.report_lost(self.tracked[name].record, f"{why}; killed")
+
+    # ------------------------------------------------------------------ what processes say
+
+    def on_message(self, name: str, data: bytes) -> None:
+        tracked = self.tracked[name]
+        try:
+            message = decode(data, ReplicaMessage, self.config.limits)
+        except DecodeError as error:
+            self.publish(BadMessage(service=f"agent-{self.node}", error=f"from {name}: {error}"))
+            return
+        match message:
+            case JobRaised():
+                tracked.answered = True
+                output_tail = tail(tracked.output) or message.output_tail
+                self.report(msgspec.structs.replace(message, output_tail=output_tail))
+            case VerificationDone():
+                tracked.answered = True
+                self.report(message)
+            case JobSaved():
+                former = self.saved.get(message.job_id)
+                if former is None or former.progress <= message.progress:
+                    self.saved[message.job_id] = message
+            case _ if isinstance(message, Fact):
+                self.report(message)
+            case _:
+                self.publish(message)
+
+    def on_exit(self, name: str, exited: Exit) -> None:
+        tracked = self.tracked[name]
+        record = tracked.record
+        self.publish(ReplicaExited(job_id=record.job_id, node=self.node, replica=name, exit_code=exited.code))
+        if record.phase is not Phase.KILLED:
+            self.account_for(tracked, exited)
+        if record.phase is Phase.ACTIVE:
+            tracked.record = msgspec.structs.replace(record, phase=Phase.GONE)
+        else:
+            del self.tracked[name]
+        if record.job_id in self.saved and not self.lives(record.job_id):
+            self.report(self.saved.pop(record.job_id))
+        self.reconcile()
+
+    def account_for(self, tracked: Tracked, exited: Exit) -> None:
+        """Report an end that nobody asked for and that the process has not explained itself."""
+        record = tracked.record
+        if tracked.claim is not None:
+            if not tracked.answered:
+                self.refute(tracked.claim, f"the verifier {ended(exited)} before it had an answer")
+        elif exited.code < 0:
+            self.report_lost(record, ended(exited))
+        elif not exited.finished and not tracked.answered and isinstance(record, Replica):
+            self.report(
+                JobRaised(
+                    job_id=record.job_id,
+                    generation=record.order.generation,
+                    reason=f"replica {record.name} {ended(exited)} before its work was done",
+                    output_tail=tail(tracked.output),
+                )
+            )
+
+    def refute(self, claim: VerifyOrder, finding: str) -> None:
+        """In the name of a verifier that could not: nothing was measured, so nothing is confirmed."""
+        job_id, metric, findings = claim.spec.id, claim.metric, (finding,)
+        self.publish(
+            Verified(
+                job_id=job_id, ok=False, metric=metric, reported_metric=metric, epochs=0, findings=findings
+            )
+        )
+        self.report(VerificationDone(job_id=job_id, metric=metric, findings=findings))
+
+    def answer_for_unsaved(self) -> None:
+        """A job has to save and leave, but nothing of it runs any more, or ever did: the scheduler would
+        wait for JobSaved. The node of its rank 0 says that there is no newer state than there was; where rank
+        0 has moved, not before the node that it came from has had time to save."""
+        for job in self.orders.jobs if self.orders else ():
+            job_id = job.spec.id
+            rank_zero = self.rank_zero[job_id]
+            wait_s = self.config.trainer.collective_timeout_s if rank_zero.moved else 0.0
+            mine = not job.allocation and rank_zero.node == self.node and not rank_zero.answered
+            if mine and not self.lives(job_id) and self.clock() - rank_zero.leaves_since_s >= wait_s:
+                reason = "nothing of it was running when it had to leave"
+                self.report(ReplicaLost(job_id=job_id, generation=job.generation, reason=reason))
+
+    def lives(self, job_id: str) -> bool:
+        return any(
+            tracked.record.job_id == job_id and tracked.record.phase is not Phase.GONE
+            for tracked in self.tracked.values()
+        )
+
+    def report_lost(self, record: Replica | Verifier, why: str) -> None:
+        if isinstance(record, Replica):
+            reason = f"replica {record.name} {why}"
+            self.report(ReplicaLost(job_id=record.job_id, generation=record.order.generation, reason=reason))
+
+    def report(self, fact: Fact) -> None:
+        if self.orders is None:
+            return
+        rank_zero = self.rank_zero.get(fact.job_id)
+        if rank_zero is not None and rank_zero.leaves_since_s <= self.clock():
+            rank_zero.answered = True
+        self.report_fact(fact)
+
+
+def ended(exited: Exit) -> str:
+    if exited.code >= 0:
+        return f"exited with code {exited.code}"
+    name = next((s.name for s in signal.Signals if s == -exited.code), str(-exited.code))
+    return f"was ended by signal {name}"
+
+
+def tail(output: Path) -> str:
+    """The last lines of what a process printed, printable."""
+    try:
+        with output.open("rb") as file:
+            file.seek(max(output.stat().st_size - TAIL_BYTES, 0))
+            data = file.read(TAIL_BYTES)
+    except OSError:
+        return ""
+    lines = data.decode(errors="replace").splitlines()[-TAIL_LINES:]
+    return "\n".join("".join(c if c.isprintable() else " " for c in line) for line in lines)
