@@ -81,6 +81,9 @@ class TrainerConfig(Struct, frozen=True):
     sample_every_s: Seconds = 0.5
     collective_timeout_s: Seconds = 10.0
     """A collective or a rendezvous that takes longer has failed."""
+    newcomers_timeout_s: Seconds = 3.0
+    """So long a group trains on while the newcomers of the next one are not there; then it switches all the
+    same, since they may wait for slots that it leaves."""
     order_timeout_s: Seconds = 60.0
     """A replica without group or orders for so long gives up."""
     checkpoint_every_s: Seconds = 15.0

@@ -1,0 +1,278 @@
+"""Process groups that come and go while the processes, and their training state, stay.
+
+The ranks of a group agree on the step after which they switch to a newer order by two sums that travel with
+the gradients (`Course`). The members of a new group meet in a TCPStore under the prefix (job, group), so that
+a straggler of another group cannot get in, and connect to each other only when all of them are there. Every
+wait is bounded, and given up for a newer order.
+
+Groups are torch's `ProcessGroupGloo` objects, made and dropped directly: `init_process_group` would make the
+same object behind process-wide state. One gloo device (a listening socket and a thread) serves all groups of
+a process, which halves the time that it takes to drop one.
+"""
+
+import select
+import socket
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from typing import Any, TypeVar
+
+import torch
+from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
+from torch.distributed import DistError
+
+from common.codec import decode, encode
+from common.protocol import ReplicaMessage, ReplicaOrder
+
+POLL_S = 0.002
+"""Between two looks at a store that cannot be waited for together with a pipe."""
+GLOO_THREADS = 2
+HAS_STATE, HAS_NONE = "state", "none"
+
+
+T = TypeVar("T")
+
+
+class GroupBroken(Exception):
+    """A peer has died, or did not come or answer within the bound; the text says which."""
+
+
+class Superseded(Exception):
+    """A newer order came while the group of an older one was forming."""
+
+
+class AgentGone(Exception):
+    """Nobody is at the other end of the pipe any more."""
+
+
+class Mailbox:
+    """The replica's end of its pipe. `newest` is the newest order that has come. Raises AgentGone."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        self._poll = select.poll()
+        self._poll.register(connection.fileno(), select.POLLIN)
+        self.newest: ReplicaOrder | None = None
+
+    def read(self, wait_s: float = 0.0) -> bool:
+        """Take in what is there, or comes within `wait_s`; whether there was a newer order."""
+        newer = False
+        while self._poll.poll(wait_s * 1000.0):
+            try:
+                data = self._connection.recv_bytes()
+            except (EOFError, OSError) as error:
+                raise AgentGone from error
+            order = decode(data, ReplicaOrder)
+            if self.newest is None or order.generation > self.newest.generation:
+                self.newest, newer = order, True
+            wait_s = 0.0
+        return newer
+
+    def send(self, message: ReplicaMessage) -> None:
+        try:
+            self._connection.send_bytes(encode(message))
+        except OSError as error:
+            raise AgentGone from error
+
+
+class Group:
+    """Ranks that train together. With one rank there is nobody to talk to, and nothing is sent."""
+
+    def __init__(self, rank: int, size: int, backend: Any) -> None:
+        self.rank, self.size, self._backend = rank, size, backend
+
+    def all_reduce(self, tensor: torch.Tensor) -> None:
+        """Sum over all ranks, in place. Raises GroupBroken."""
+        self._run(lambda backend: backend.allreduce([tensor]))
+
+    def broadcast(self, tensor: torch.Tensor, root: int) -> None:
+        """Fill `tensor` with that of rank `root`. Raises GroupBroken."""
+        self._run(lambda backend: backend.broadcast(tensor, root))
+
+    def _run(self, start: Callable[[Any], Any]) -> None:
+        if self._backend is None:
+            if self.size > 1:
+                raise GroupBroken("the group has been left")
+            return
+        try:
+            start(self._backend).wait()
+        except RuntimeError as error:
+            raise GroupBroken(_short(error)) from error
+
+    def leave(self) -> None:
+        self._backend = None
+
+
+class Meeting:
+    """One group's place in its store. Raises GroupBroken wherever the store cannot be reached."""
+
+    def __init__(self, job_id: str, order: ReplicaOrder, timeout_s: float) -> None:
+        self.order = order
+        self._timeout = timedelta(seconds=timeout_s)
+        self._ranks = range(order.world_size)
+        try:
+            store = TCPStore(
+                order.store_host,
+                order.store_port,
+                is_master=False,
+                wait_for_workers=False,
+                timeout=self._timeout,
+            )
+            self._store = PrefixStore(f"{job_id}/{order.group}", store)
+        except DistError as error:
+            raise GroupBroken(
+                f"store at {order.store_host}:{order.store_port} cannot be reached: {_short(error)}"
+            ) from error
+
+    def announce(self, *, has_state: bool) -> None:
+        """This member can come as soon as the others can."""
+        self._set(f"announced/{self.order.rank}", HAS_STATE if has_state else HAS_NONE)
+
+    def all_announced(self) -> bool:
+        return self._have("announced")
+
+    def somebody_has_state(self) -> bool:
+        """Once all are announced."""
+        keys = [f"announced/{rank}" for rank in self._ranks]
+        return HAS_STATE.encode() in self._ask(lambda: self._store.multi_get(keys))
+
+    def gather(self, mailbox: Mailbox, bound_s: float, prepare: Callable[[], None]) -> Group:
+        """Wait for all members, and connect to them. Rank 0 calls `prepare` when all are there, before
+        anybody connects. Raises Superseded, or GroupBroken after `bound_s`."""
+        self._set(f"here/{self.order.rank}", "")
+        if self.order.rank == 0:
+            self._wait(lambda: self._have("here"), mailbox, bound_s)
+            prepare()
+            self._set("go", "")
+        else:
+            self._wait(lambda: self._ask(lambda: self._store.check(["go"])), mailbox, bound_s)
+        if self.order.world_size == 1:
+            return Group(0, 1, None)
+        try:
+            backend = self._ask(self._connect)
+        except RuntimeError as error:
+            raise GroupBroken(_short(error)) from error
+        return Group(self.order.rank, self.order.world_size, backend)
+
+    def _connect(self) -> Any:
+        gloo: Any = ProcessGroupGloo
+        options = gloo._Options()
+        options._timeout = self._timeout
+        options._threads = GLOO_THREADS
+        options._devices = [_device(_local_address(self.order.store_host, self.order.store_port))]
+        store = PrefixStore("gloo", self._store)
+        return gloo(store, self.order.rank, self.order.world_size, options)
+
+    def _wait(self, done: Callable[[], bool], mailbox: Mailbox, bound_s: float) -> None:
+        end_s = time.monotonic() + bound_s
+        while not done():
+            mailbox.read(POLL_S)
+            check_newest(mailbox, self.order)
+            if time.monotonic() > end_s:
+                missing = [r for r in self._ranks if not self._store.check([f"here/{r}"])]
+                raise GroupBroken(f"ranks {missing} of {self.order.world_size} did not come in {bound_s:g} s")
+
+    def _have(self, what: str) -> bool:
+        return self._ask(lambda: self._store.check([f"{what}/{rank}" for rank in self._ranks]))
+
+    def _set(self, key: str, value: str) -> None:
+        self._ask(lambda: self._store.set(key, value))
+
+    def _ask(self, question: Callable[[], T]) -> T:
+        try:
+            return question()
+        except DistError as error:
+            raise GroupBroken(f"the group's store does not answer: {_short(error)}") from error
+
+
+class Course:
+    """Which order a rank follows, which newer one it is ready for, and what all ranks have agreed on.
+
+    Each rank contributes d = (generation that it is ready for) - (present one), 0 for none, and d^2. Since
+    n sum(d^2) = sum(d)^2 holds only when all d are equal, everybody sees after the same step that everybody
+    is ready for the same generation.
+
+    A rank is ready when all newcomers are, or after `patience_s`: two jobs of a full cluster may each wait
+    for slots that the other one leaves.
+    """
+
+    def __init__(self, mailbox: Mailbox, job_id: str, timeout_s: float, patience_s: float) -> None:
+        self.mailbox = mailbox
+        self.meeting: Meeting | None = None
+        """Of the newest order, where that needs a new group."""
+        self._job_id, self._timeout_s, self._patience_s = job_id, timeout_s, patience_s
+        self._seen = -1
+        """Newest generation that has been looked at."""
+        self._waits_since_s = 0.0
+        """Since when the members of the present meeting are waited for."""
+        self._offered: ReplicaOrder | None = None
+
+    def offer(self, present: ReplicaOrder) -> int:
+        """d of this rank. Raises GroupBroken when the newer order's store cannot be reached."""
+        self.mailbox.read()
+        newest = self.mailbox.newest
+        self._offered = None
+        if newest is None or newest.generation <= present.generation:
+            return 0
+        if newest.generation > self._seen:
+            self._seen = newest.generation
+            self._go_to_meeting(newest, present)
+        # One rank that waits for the newcomers is enough: nothing is agreed on without it.
+        patient = time.monotonic() - self._waits_since_s < self._patience_s
+        if self.meeting and present.rank == 0 and patient and not self.meeting.all_announced():
+            return 0
+        self._offered = newest
+        return newest.generation - present.generation
+
+    def agreed(self, ranks: int, ahead: float, ahead_sqr: float) -> ReplicaOrder | None:
+        """The order to switch to, given the sums over `ranks`."""
+        return self._offered if ahead > 0 and ranks * ahead_sqr == ahead * ahead else None
+
+    def meeting_for(self, order: ReplicaOrder) -> Meeting:
+        """Where the group of `order` meets; announced, by one that has state."""
+        if self.meeting is None or self.meeting.order.group != order.group:
+            self.meeting = Meeting(self._job_id, order, self._timeout_s)
+        return self.meeting
+
+    def _go_to_meeting(self, newest: ReplicaOrder, present: ReplicaOrder) -> None:
+        if self.meeting is not None and self.meeting.order.group == newest.group:
+            return
+        self.meeting = None
+        joins = newest.rank >= 0
+        if newest.world_size and newest.group != present.group and (joins or present.rank == 0):
+            self.meeting = Meeting(self._job_id, newest, self._timeout_s)
+            self._waits_since_s = time.monotonic()
+            if joins:
+                self.meeting.announce(has_state=True)
+
+
+def check_newest(mailbox: Mailbox, order: ReplicaOrder) -> None:
+    """Raises Superseded when the newest order is about another group than `order`."""
+    if mailbox.newest is not None and mailbox.newest.group != order.group:
+        raise Superseded
+
+
+_devices: dict[str, object] = {}
+
+
+def _device(address: str) -> object:
+    if address not in _devices:
+        _devices[address] = ProcessGroupGloo.create_device(hostname=address)
+    return _devices[address]
+
+
+def _local_address(host: str, port: int) -> str:
+    """Address of this machine from which `host` is reached; nothing is sent."""
+    family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(family, kind) as probe:
+        probe.connect(address)
+        return str(probe.getsockname()[0])
+
+
+def _short(error: BaseException) -> str:
+    """The first sentence of an error of torch's, without the place in its source."""
+    text = str(error).split("\n", 1)[0]
+    if text.startswith("[/"):
+        text = text.split("] ", 1)[-1]
+    return text.split(". ", 1)[0][:200]

@@ -1,0 +1,167 @@
+"""All gradients of a replica in one flat buffer, so that a step needs one all-reduce and no copies.
+
+`parameter.grad` of every trained parameter is a view of the buffer. Behind the gradients lie the model's
+floating-point buffers (running averages of normalisation layers, which so stay the same on all ranks) and
+a few sums (`StepSums`). Each rank weighs what it contributes by its share of the step's examples, so that
+the SUM over ranks is the exact mean over the total batch, however unevenly it is spread.
+
+Gradient statistics of Adam-like optimizers are taken of the *preconditioned* gradient g / (sqrt(v) + eps),
+v the debiased second moment before the step. Such an optimizer moves the weights by the preconditioned
+gradient, so it is there that noise slows progress; the raw gradient's square would be dominated by the few
+coordinates with large gradients, which Adam does not follow further than the others. Pollux treats adaptive
+optimizers the same way.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from workloads.trainer.noise_scale import GroupNorms, successive
+from workloads.trainer.sampler import StepBatch
+
+
+class StepSums(NamedTuple):
+    """What ranks add up in a step beside the gradient. Integers are small enough to be exact in float32."""
+
+    ahead: float = 0.0
+    """Generations between the present one and the one that a rank is ready for; 0 for none."""
+    ahead_sqr: float = 0.0
+    loss: float = 0.0
+    local_sqr: float = 0.0
+    """w_i |g_i|^2 over the groups of a rank."""
+    used: float = 0.0
+    """Examples of which the gradient was taken."""
+    mark_0: float = 0.0
+    """Their fingerprint, see `ledger`."""
+    mark_1: float = 0.0
+    mark_2: float = 0.0
+    mark_3: float = 0.0
+    mark_4: float = 0.0
+
+
+class FlatGradients:
+    """Usage, a step: `start`; for each pass backward of (mean loss x weight), `end_pass`; `pack`; all-reduce
+    `flat`; `unpack`; `norms`; then the optimizer reads the gradients where it always does."""
+
+    def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        self._moving = [b for b in model.buffers() if b.is_floating_point() and b.numel()]
+        kinds = {t.dtype for t in [*parameters, *self._moving]}
+        if len(kinds) != 1 or not kinds <= {torch.float32, torch.float64}:
+            raise ValueError(
+                "a model's trained parameters and floating-point buffers must be all float32 or all float64; "
+                f"this one has {', '.join(sorted(map(str, kinds))) or 'none'}"
+            )
+        size = sum(p.numel() for p in parameters)
+        moving = sum(b.numel() for b in self._moving)
+        self.flat = torch.zeros(size + moving + len(StepSums._fields), dtype=kinds.pop())
+        self.gradient = self.flat[:size]
+        self._parameters, self._optimizer = parameters, optimizer
+        self._views = [v.view_as(p) for v, p in zip(self._split(parameters), parameters, strict=True)]
+        self._moving_flat = self.flat[size : size + moving]
+        self._sums: np.ndarray = self.flat[size + moving :].numpy()
+        self._kept = torch.zeros_like(self._moving_flat)
+        self._earlier_passes: torch.Tensor | None = None
+        self._local_sqr = 0.0
+        self._under_way = False
+        self._inverse: torch.Tensor | None = None
+        self._adaptive = isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW))
+        self.previous: tuple[torch.Tensor, int] | None = None
+        """Gradient and batch of the last step, where that was one group."""
+
+    def start(self) -> None:
+        self._under_way = True
+        self.flat.zero_()
+        for parameter, view in zip(self._parameters, self._views, strict=True):
+            parameter.grad = view
+        if self._moving:
+            torch.cat([b.flatten() for b in self._moving], out=self._kept)
+        self._earlier_passes = None
+        self._local_sqr = 0.0
+        self._inverse = self._preconditioner() if self._adaptive else None
+
+    def end_pass(self, weight: float, *, alone: bool, last: bool) -> None:
+        """`weight`: share of the step's examples in this pass; `alone`: it is the step's only group."""
+        if not alone:
+            self._local_sqr += self._square(self.gradient) / weight
+        if last:
+            if self._earlier_passes is not None:
+                self.gradient.add_(self._earlier_passes)
+            return
+        if self._earlier_passes is None:
+            self._earlier_passes = self.gradient.clone()
+        else:
+            self._earlier_passes.add_(self.gradient)
+        self.gradient.zero_()
+
+    def pack(self, weight: float, sums: StepSums) -> None:
+        """Before the all-reduce; `weight`: this rank's share of the step's examples."""
+        if self._moving:
+            torch.cat([b.flatten() for b in self._moving], out=self._moving_flat)
+            self._moving_flat.mul_(weight)
+        self._sums[:] = sums._replace(local_sqr=self._local_sqr)
+
+    def unpack(self) -> StepSums:
+        """After the all-reduce."""
+        self._under_way = False
+        self._set_moving(self._moving_flat)
+        return StepSums(*self._sums.tolist())
+
+    def undo(self) -> None:
+        """A step that was under way did not happen: the model is as it was before."""
+        if self._under_way:
+            self._set_moving(self._kept)
+
+    def norms(self, batch: StepBatch, local_sqr: float) -> GroupNorms | None:
+        """Of the averaged gradient, after `unpack`; None when there is nothing to compare it with, or an
+        adaptive optimizer has no second moment yet. Not finite where the gradient is not."""
+        mean_sqr = self._square(self.gradient)
+        if not math.isfinite(mean_sqr):
+            self.previous = None
+            return GroupNorms(max(batch.groups, 2), batch.total, local_sqr, mean_sqr)
+        known = not self._adaptive or self._inverse is not None
+        if batch.groups > 1:
+            self.previous = None
+            return GroupNorms(batch.groups, batch.total, local_sqr, mean_sqr) if known else None
+        if self.previous is None:
+            self.previous = (self.gradient.clone(), batch.total)
+            return None
+        former, former_batch = self.previous
+        former_sqr, dot = self._square(former), self._dot(former, self.gradient)
+        former.copy_(self.gradient)
+        self.previous = (former, batch.total)
+        return successive(former_batch, former_sqr, batch.total, mean_sqr, dot) if known else None
+
+    def _square(self, gradient: torch.Tensor) -> float:
+        return self._dot(gradient, gradient)
+
+    def _dot(self, first: torch.Tensor, second: torch.Tensor) -> float:
+        if self._inverse is None:
+            return torch.dot(first, second).item()
+        scaled = first * self._inverse
+        return torch.dot(scaled, scaled if first is second else second * self._inverse).item()
+
+    def _preconditioner(self) -> torch.Tensor | None:
+        """1 / (sqrt(v) + eps) of every trained parameter, flat; None before the first step."""
+        if not self._optimizer.state:
+            return None
+        parts = []
+        for group in self._optimizer.param_groups:
+            states = [self._optimizer.state[p] for p in group["params"] if p.requires_grad]
+            if states:
+                debias = 1.0 - group["betas"][1] ** float(states[0]["step"])
+                second_moment = torch.cat([state["exp_avg_sq"].flatten() for state in states])
+                parts.append(second_moment.div_(debias).sqrt_().add_(group["eps"]).reciprocal_())
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
+
+    def _split(self, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        return torch.split(self.gradient, [t.numel() for t in tensors])
+
+    def _set_moving(self, values: torch.Tensor) -> None:
+        if self._moving:
+            parts = torch.split(values, [b.numel() for b in self._moving])
+            with torch.no_grad():
+                for buffer, part in zip(self._moving, parts, strict=True):
+                    buffer.copy_(part.view_as(buffer))

@@ -1,0 +1,302 @@
+"""A replica's process: follows the orders of its agent from group to group until it may leave.
+
+It ends in one of four ways: by an order to leave; with TargetReached from rank 0; with JobRaised and exit
+code 1 when the job itself is at fault; at once when its agent is gone. A broken group is none of these: what
+is left of it keeps its state, says ReplicaLost and waits for the next generation.
+"""
+
+import contextlib
+import os
+import sys
+import time
+import traceback
+from multiprocessing.connection import Connection
+
+import msgspec
+import torch
+import torch._dynamo  # the first optimizer of a process imports its 800 modules: once, before the fork
+
+from common.codec import printable
+from common.protocol import (
+    GenerationStarted,
+    JobRaised,
+    JobSaved,
+    ReplicaLost,
+    ReplicaOrder,
+    ReplicaStart,
+    TargetReached,
+)
+from common.types import JobConfig
+from workloads.trainer import checkpoint
+from workloads.trainer.elastic import (
+    AgentGone,
+    Course,
+    Group,
+    GroupBroken,
+    Mailbox,
+    Meeting,
+    Superseded,
+    check_newest,
+)
+from workloads.trainer.job import Job
+from workloads.trainer.loop import train
+from workloads.trainer.pacing import Pacer
+from workloads.trainer.state import JobError
+
+LOCK_POLL_S = 0.01
+
+
+def run_replica(connection: Connection, start: ReplicaStart) -> None:
+    """Process body. Orders come on `connection`, facts and events go out on it. Returns when the replica has
+    left in peace; exits with code 1 otherwise."""
+    torch.set_num_threads(1)
+    replica = Replica(start, Mailbox(connection))
+    try:
+        try:
+            replica.run()
+        except (Exception, SystemExit) as error:
+            if isinstance(error, AgentGone):
+                raise
+            traceback.print_exc()
+            replica.say_raised(error)
+            sys.exit(1)
+    except AgentGone:
+        os._exit(1)
+
+
+class Replica:
+    def __init__(self, start: ReplicaStart, mailbox: Mailbox) -> None:
+        self._start, self._mailbox = start, mailbox
+        self._pacer = Pacer(start.slot_speed)
+        self._config = start.trainer
+        self._course = Course(
+            mailbox, start.spec.id, self._config.collective_timeout_s, self._config.newcomers_timeout_s
+        )
+        self._job: Job | None = None
+        self._former_replicas = 0
+        """Of the last group in which this process has trained."""
+
+    @property
+    def job(self) -> Job:
+        assert self._job is not None
+        return self._job
+
+    def run(self) -> None:
+        self._job = Job(self._start, self._pacer, self._mailbox.send)
+        self._pacer.pause()
+        order = self._next_order(None)
+        gather_s = self._config.order_timeout_s
+        while order is not None and order.rank >= 0 and order.world_size > 0:
+            group: Group | None = None
+            try:
+                group, order, beginning = self._join(order, gather_s)
+                newer = self._train(group, order, beginning)
+                if newer is None:
+                    return
+                if newer.rank < 0 or newer.world_size == 0:
+                    self._leave(newer, group)
+                    return
+                order, gather_s = newer, self._config.collective_timeout_s
+            except Superseded:
+                order, gather_s = self._mailbox.newest, self._config.order_timeout_s
+            except GroupBroken as broken:
+                order, gather_s = self._after_break(order, str(broken)), self._config.order_timeout_s
+            finally:
+                if group is not None:
+                    group.leave()
+        if order is not None:
+            self._leave(order, None)
+
+    # ------------------------------------------------------------------ from group to group
+
+    def _join(
+        self, order: ReplicaOrder, gather_s: float
+    ) -> tuple[Group, ReplicaOrder, GenerationStarted | None]:
+        """The group of `order`, with the same state on all its ranks; the order with the newest generation
+        and batch that one of them knew; and what to report, on the rank that brought the state."""
+        meeting = self._course.meeting_for(order)
+        meeting.announce(has_state=self.job.has_state)
+        group = meeting.gather(self._mailbox, gather_s, lambda: self._find_state(meeting))
+        try:
+            return group, *self._share_state(group, order)
+        except GroupBroken:
+            group.leave()
+            raise
+
+    def _find_state(self, meeting: Meeting) -> None:
+        """On rank 0 of a new group: where no member has state, wait for those who may still be saving it, and
+        take it from disk."""
+        job = self.job
+        if job.has_state or meeting.somebody_has_state():
+            return
+        end_s = time.monotonic() + self._config.order_timeout_s
+        while not job.lock.try_alone():
+            self._mailbox.read(LOCK_POLL_S)
+            check_newest(self._mailbox, meeting.order)
+            if time.monotonic() > end_s:
+                raise GroupBroken("replicas of a former group have the job's state and do not leave")
+        job.resume()
+
+    def _share_state(
+        self, group: Group, order: ReplicaOrder
+    ) -> tuple[ReplicaOrder, GenerationStarted | None]:
+        job, state = self.job, self.job.state
+        table = torch.zeros(group.size, 4, dtype=torch.int64)
+        steps = state.steps + 1 if job.has_state else 0
+        config = order.config
+        table[group.rank] = torch.tensor([steps, order.generation, config.atomic_batch, config.accumulation])
+        group.all_reduce(table)
+        most_steps, donor = (int(n) for n in table[:, 0].max(dim=0))
+        _, generation, atomic_batch, accumulation = table[int(table[:, 1].argmax())].tolist()
+        if bool((table[:, 0] != most_steps).any()):
+            data = (
+                torch.frombuffer(bytearray(state.to_bytes()), dtype=torch.uint8)
+                if group.rank == donor
+                else None
+            )
+            size = torch.tensor([0 if data is None else len(data)])
+            group.broadcast(size, donor)
+            data = torch.empty(int(size), dtype=torch.uint8) if data is None else data
+            group.broadcast(data, donor)
+            if steps != most_steps:
+                state.load_bytes(data.numpy().tobytes())
+        job.lock.share()
+        order = msgspec.structs.replace(
+            order,
+            generation=generation,
+            config=JobConfig(atomic_batch=atomic_batch, accumulation=accumulation),
+        )
+        state_from, job.state_from = job.state_from, "survivor"
+        if group.rank != donor:
+            return order, None
+        noted = checkpoint.noted_progress(job.folder)
+        return order, GenerationStarted(
+            job_id=job.spec.id,
+            generation=generation,
+            old_replicas=self._former_replicas,
+            allocation=order.allocation,
+            config=order.config,
+            state_from=state_from,
+            seconds_lost=0.0,
+            progress=state.progress,
+            progress_lost=max(noted - state.progress, 0.0),
+        )
+
+    def _train(
+        self, group: Group, order: ReplicaOrder, beginning: GenerationStarted | None
+    ) -> ReplicaOrder | None:
+        """Train in this group, through changes of batch, until an order for another one is agreed on; None
+        when the job is done."""
+        job = self.job
+        self._former_replicas = group.size
+        while True:
+            job.reporter.switch(order, job.state.steps, beginning)
+            newer = train(job, group, order, self._course)
+            job.reporter.flush(job.state)
+            if newer is None:
+                self._finish(group, order)
+                return None
+            if newer.group != order.group:
+                return newer
+            order, beginning = newer, None
+
+    def _after_break(self, order: ReplicaOrder, reason: str) -> ReplicaOrder | None:
+        """State is kept; the order for the next group is waited for, where it is not there yet."""
+        self.job.state.gradients.undo()
+        self._mailbox.read()
+        newest = self._mailbox.newest
+        if newest is None or newest.group == order.group:
+            print(f"group {order.group} is broken: {reason}", file=sys.stderr)
+            generation = newest.generation if newest else order.generation
+            self._mailbox.send(ReplicaLost(job_id=self.job.spec.id, generation=generation, reason=reason))
+        return self._next_order(order)
+
+    def _next_order(self, present: ReplicaOrder | None) -> ReplicaOrder | None:
+        """An order for another group than that of `present`; None after `order_timeout_s` without one."""
+        end_s = time.monotonic() + self._config.order_timeout_s
+        while (left_s := end_s - time.monotonic()) > 0:
+            newest = self._mailbox.newest
+            if newest is not None and (present is None or newest.group != present.group):
+                return newest
+            self._mailbox.read(left_s)
+        if self.job.has_state:
+            self.job.save("periodic")
+        reason = f"no orders for {self._config.order_timeout_s:g} s: gives up"
+        generation = present.generation if present else 0
+        self._mailbox.send(ReplicaLost(job_id=self.job.spec.id, generation=generation, reason=reason))
+        return None
+
+    # ------------------------------------------------------------------ ends
+
+    def _leave(self, order: ReplicaOrder, group: Group | None) -> None:
+        """Leave in peace. The state is saved first where nobody keeps it in memory: by rank 0 of `group`, or
+        by everybody where that is broken (None)."""
+        job, preempted = self.job, order.world_size == 0
+        if not job.has_state:
+            return
+        saves = group is None
+        if group is not None and group.rank == 0:
+            saves = preempted or not self._course.meeting_for(order).somebody_has_state()
+        elif group is not None and preempted:
+            saves = not _all_done(group)
+        if saves and (path := job.save("preempted")) and preempted:
+            self._mailbox.send(
+                JobSaved(
+                    job_id=job.spec.id,
+                    generation=order.generation,
+                    checkpoint=str(path),
+                    progress=job.state.progress,
+                )
+            )
+        if group is not None and group.rank == 0 and preempted:
+            _all_done(group)
+        job.lock.release()
+
+    def _finish(self, group: Group, order: ReplicaOrder) -> None:
+        """The target is met. The others stay until rank 0 has saved: while one of them lives, nothing is
+        lost."""
+        job = self.job
+        if group.rank == 0:
+            path = job.save("final")
+            if path is None:
+                raise JobError("the target was met, but the final checkpoint could not be saved")
+            self._mailbox.send(
+                TargetReached(
+                    job_id=job.spec.id,
+                    generation=order.generation,
+                    checkpoint=str(path),
+                    metric=job.metric,
+                    progress=job.state.progress,
+                )
+            )
+            _all_done(group)
+        else:
+            group.all_reduce(torch.zeros(1))
+        job.lock.release()
+
+    def say_raised(self, error: BaseException) -> None:
+        newest = self._mailbox.newest
+        if isinstance(error, SystemExit):
+            reason = f"the application exited with code {error.code}"
+        elif isinstance(error, JobError):
+            reason = str(error)
+        else:
+            reason = f"{type(error).__name__}: {error}"
+        with contextlib.suppress(AgentGone):
+            self._mailbox.send(
+                JobRaised(
+                    job_id=self._start.spec.id,
+                    generation=newest.generation if newest else 0,
+                    reason=printable(reason),
+                    output_tail="".join(traceback.format_exception(error))[-2000:],
+                )
+            )
+
+
+def _all_done(group: Group) -> bool:
+    """Wait for every rank; False when one has died."""
+    try:
+        group.all_reduce(torch.zeros(1))
+    except GroupBroken:
+        return False
+    return True

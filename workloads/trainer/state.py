@@ -1,0 +1,150 @@
+"""Everything of a job that has to survive a resize, a lost replica, or a night on disk."""
+
+import io
+import math
+import pickle
+from typing import Any
+
+import torch
+import torch._dynamo  # A second's work, which the first optimizer of a process would do otherwise.
+
+from common.types import ApplicationSpec, JobSpec
+from workloads.tasks.interface import Task
+from workloads.trainer.adascale import scale_of, scaling_rule
+from workloads.trainer.checkpoint import CheckpointError
+from workloads.trainer.gradients import FlatGradients, StepSums
+from workloads.trainer.ledger import Fingerprints, Ledger, from_limbs, mix
+from workloads.trainer.noise_scale import EfficiencyEstimator, GradientNoiseScale
+from workloads.trainer.sampler import Sampler, StepBatch
+
+MAX_BAD_STEPS = 10
+"""Steps in a row without a finite loss and gradient after which a job has diverged."""
+
+
+class JobError(Exception):
+    """The job itself is at fault, not the machine; the text goes to its user."""
+
+
+class TrainingState:
+    """The state after `steps` completed steps, the same on every rank of a group."""
+
+    def __init__(self, spec: JobSpec, application: ApplicationSpec, task: Task) -> None:
+        self.spec, self.application, self.task = spec, application, task
+        self.gradients = FlatGradients(task.model, task.optimizer)
+        self.estimator: EfficiencyEstimator = GradientNoiseScale(spec.min_batch_size)
+        self.sampler = Sampler(task.train_examples, spec.seed)
+        self.fingerprints = Fingerprints(task.train_examples)
+        self.ledger = Ledger()
+        self.steps = 0
+        self.examples = 0
+        self.progress = 0.0
+        self.next_evaluation = application.evaluate_every
+        """Progress at which the next evaluation is due."""
+        self.best_metric: float | None = None
+        self.bad_steps = 0
+        """Steps in a row that had to be skipped, up to the present."""
+        self._rule = scaling_rule(application.optimizer)
+        self._rates = [group["lr"] for group in task.optimizer.param_groups]
+
+    def seed_step(self, rank: int) -> None:
+        """Give the coming step its random numbers (dropout, augmentation): a stream from (seed, step, rank),
+        so that no generator's state has to be kept."""
+        torch.default_generator.manual_seed(mix(mix(mix(self.spec.seed) + self.steps) + rank) & 0xFFFFFFFF)
+
+    def advance(self, batch: StepBatch, sums: StepSums) -> float:
+        """One step, from the reduced gradients: the rate by AdaScale, the update, the account of examples.
+
+        Returns the gain: the steps at M0 that this one was worth. A step whose loss or gradient is not finite
+        uses its examples up and changes no weight; raises JobError after MAX_BAD_STEPS of them in a row.
+        """
+        norms = self.gradients.norms(batch, sums.local_sqr)
+        scale = scale_of(batch.total, self.spec.min_batch_size)
+        if norms is not None:
+            self.estimator.update(norms, scale)
+        gain = 0.0
+        if math.isfinite(sums.loss) and (norms is None or math.isfinite(norms.mean_sqr)):
+            gain = self.estimator.gain(scale)
+            factor = self._rule(gain, scale) * self.task.rate(self.progress)
+            for group, rate in zip(self.task.optimizer.param_groups, self._rates, strict=True):
+                group["lr"] = rate * factor
+            self.task.optimizer.step()
+        self.ledger.add(int(sums.used), from_limbs(sums[-5:]))
+        if self.sampler.advance(batch.total):
+            self.ledger.end_epoch()
+        self.steps += 1
+        self.examples += batch.total
+        self.progress += gain
+        self.bad_steps = 0 if gain else self.bad_steps + 1
+        if self.bad_steps >= MAX_BAD_STEPS:
+            raise JobError(
+                f"diverged: loss or gradient not finite in {self.bad_steps} steps in a row "
+                f"(loss {sums.loss:g} in step {self.steps})"
+            )
+        return gain
+
+    def note_evaluation(self, metric: float) -> bool:
+        """An evaluation of the present state has given `metric`; whether that meets the target."""
+        better = max if self.application.metric_mode == "max" else min
+        if math.isfinite(metric):
+            self.best_metric = metric if self.best_metric is None else better(metric, self.best_metric)
+        every = self.application.evaluate_every
+        self.next_evaluation = (math.floor(self.progress / every) + 1) * every
+        return meets(self.application, metric, self.spec.target)
+
+    def to_bytes(self) -> bytes:
+        previous = self.gradients.previous
+        content = {
+            "job": identity(self.spec),
+            "model": self.task.model.state_dict(),
+            "optimizer": self.task.optimizer.state_dict(),
+            "estimator": self.estimator.state(),
+            "previous": None if previous is None else {"gradient": previous[0], "batch": previous[1]},
+            "sampler": self.sampler.state(),
+            "ledger": self.ledger.state(),
+            "steps": self.steps,
+            "examples": self.examples,
+            "progress": self.progress,
+            "next_evaluation": self.next_evaluation,
+            "best_metric": self.best_metric,
+            "bad_steps": self.bad_steps,
+        }
+        buffer = io.BytesIO()
+        torch.save(content, buffer)
+        return buffer.getvalue()
+
+    def load_bytes(self, data: bytes) -> None:
+        """Raises CheckpointError for what is not a state of this job. Runs no code that `data` contains."""
+        try:
+            content: dict[str, Any] = torch.load(io.BytesIO(data), weights_only=True)
+            self._check(content)
+            self.task.model.load_state_dict(content["model"])
+            self.task.optimizer.load_state_dict(content["optimizer"])
+            previous = content["previous"]
+            self.gradients.previous = previous and (previous["gradient"], previous["batch"])
+            self.estimator.load(content["estimator"])
+            self.sampler.load(content["sampler"])
+            self.ledger.load(content["ledger"])
+            for name in ("steps", "examples", "progress", "next_evaluation", "best_metric", "bad_steps"):
+                setattr(self, name, content[name])
+        except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, ValueError, TypeError) as error:
+            raise CheckpointError(f"does not fit: {type(error).__name__}: {error}") from error
+
+    def _check(self, content: dict[str, Any]) -> None:
+        mine = identity(self.spec)
+        if content["job"] != mine:
+            raise CheckpointError(f"is of {content['job']}, not of {mine}")
+
+
+def meets(application: ApplicationSpec, metric: float, target: float) -> bool:
+    return metric >= target if application.metric_mode == "max" else metric <= target
+
+
+def identity(spec: JobSpec) -> dict[str, object]:
+    """What has to be equal for a state to be of this job."""
+    return {
+        "id": spec.id,
+        "application": spec.application,
+        "seed": spec.seed,
+        "settings": dict(spec.settings),
+        "initial_batch_size": spec.min_batch_size,
+    }

@@ -1,0 +1,27 @@
+"""A node's TCPStore, where process groups meet, in a process of its own that outlives every job."""
+
+import contextlib
+import socket
+from multiprocessing.connection import Connection
+
+import msgspec
+from torch._C._distributed_c10d import TCPStore
+
+
+def run_store(connection: Connection, host: str) -> None:
+    """Serve a store on `host`, on a port that the system chooses and that is sent as a msgpack integer; end
+    when the other end of the pipe closes."""
+    family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    # Bound here, since the store itself would listen on every address of the machine.
+    listener.bind((host, 0))
+    listener.listen(socket.SOMAXCONN)
+    port = listener.getsockname()[1]
+    store = TCPStore(
+        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True
+    )
+    connection.send_bytes(msgspec.msgpack.encode(store.port))
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            connection.recv_bytes()

@@ -1,0 +1,78 @@
+"""The check of a reported completion, in a process that had no part in the training."""
+
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import torch
+
+from common.codec import encode
+from common.protocol import VerificationDone, Verified, VerifyOrder, VerifyStart
+from workloads.tasks import applications, build_task
+from workloads.trainer.checkpoint import CheckpointError, read
+from workloads.trainer.elastic import Group
+from workloads.trainer.evaluation import evaluate
+from workloads.trainer.pacing import Pacer
+from workloads.trainer.state import TrainingState, meets
+
+METRIC_TOLERANCE = 1e-4
+PROGRESS_TOLERANCE = 1e-6
+"""Relative."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    metric: float
+    epochs: int
+    findings: tuple[str, ...]
+
+
+def verify(order: VerifyOrder, pacer: Pacer, application_modules: tuple[str, ...] = ()) -> Verdict:
+    """Build the task anew from its seed, load the checkpoint, evaluate it on all held-out data, and go
+    through the ledger: every example exactly once in every finished epoch, and in the present one those up to
+    the cursor."""
+    spec = order.spec
+    application = applications(application_modules)[spec.application]
+    task = build_task(spec.application, spec.seed, spec.settings, application_modules)
+    state = TrainingState(spec, application, task)
+    pacer.pause()
+    try:
+        state.load_bytes(read(Path(order.checkpoint)))
+    except CheckpointError as error:
+        return Verdict(order.metric, 0, (f"checkpoint {order.checkpoint} {error}",))
+    metric = evaluate(task, spec.max_atomic_batch, Group(0, 1, None), pacer)
+    findings = []
+    if not abs(metric - order.metric) <= METRIC_TOLERANCE:
+        findings.append(f"{application.metric} is {metric:.6g}, but {order.metric:.6g} was reported")
+    if not meets(application, metric, spec.target):
+        findings.append(f"{application.metric} {metric:.6g} does not meet the target {spec.target:g}")
+    if not abs(state.progress - order.progress) <= PROGRESS_TOLERANCE * max(order.progress, 1.0):
+        findings.append(f"progress is {state.progress:.6g}, but {order.progress:.6g} was reported")
+    sampler = state.sampler
+    findings.extend(state.ledger.findings(state.fingerprints, sampler.epoch, sampler.used()))
+    seen = sampler.epoch * sampler.examples + sampler.cursor
+    if state.examples != seen:
+        findings.append(f"{state.examples} examples were counted, {seen} lie before the sampler's position")
+    return Verdict(metric, sampler.epoch, tuple(findings))
+
+
+def run_verifier(connection: Connection, start: VerifyStart) -> None:
+    """Process body: sends the event Verified and the fact VerificationDone."""
+    torch.set_num_threads(1)
+    order = start.order
+    verdict = verify(order, Pacer(start.slot_speed), start.application_modules)
+    connection.send_bytes(
+        encode(
+            Verified(
+                job_id=order.spec.id,
+                ok=not verdict.findings,
+                metric=verdict.metric,
+                reported_metric=order.metric,
+                epochs=verdict.epochs,
+                findings=verdict.findings,
+            )
+        )
+    )
+    connection.send_bytes(
+        encode(VerificationDone(job_id=order.spec.id, metric=verdict.metric, findings=verdict.findings))
+    )
