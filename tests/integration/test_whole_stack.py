@@ -1,0 +1,221 @@
+"""The whole stack, real trainers included, on jobs of a second or two."""
+
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+
+from analysis.load import read_log
+from analysis.summarize import summarize
+from common.config import AgentConfig, Config, RunConfig, SchedulerConfig, TrainerConfig
+from common.lifecycle import StopFlag
+from common.protocol import (
+    CancelJob,
+    Done,
+    JobAccepted,
+    JobFailed,
+    JobSubmitted,
+    JobTable,
+    Orders,
+    ReplicaStarted,
+    RoundDecided,
+    SubmitJob,
+)
+from common.transport import OrdersSubscriber, Reactor, RequestClient
+from common.types import JobState
+from services.scheduler.commands import Emit
+from services.scheduler.core import SchedulerCore
+from services.scheduler.journal import read_journal
+from services.scheduler.policies import make_policy
+from services.scheduler.service import make_core
+from services.scheduler.state import State
+from services.stack import Stack
+from tests.integration import tiny_app
+from workloads.tasks import applications
+from workloads.traces import JobFields, complete_spec
+
+WAIT_S = 40.0
+POLICIES = ("fixed", "dynamic", "throughput", "pollux")
+APPLICATIONS = applications((tiny_app.MODULE,))
+
+
+class Run:
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        self.client = RequestClient(stack.config.endpoints.scheduler_requests)
+        self.reactor = Reactor(StopFlag())
+        self.orders = 0
+        OrdersSubscriber(self.reactor, stack.config.endpoints.scheduler_orders, self.on_orders)
+
+    def submit(self, job_id: str, **fields: Any) -> None:
+        fields = {"target": 0.3, **fields}
+        spec = complete_spec(JobFields(application="tiny", **fields), APPLICATIONS, job_id, 1)
+        assert self.client.request(SubmitJob(spec=spec)) == JobAccepted(job_id=job_id)
+
+    def states(self) -> dict[str, JobState]:
+        return {job.id: job.state for job in self.stack.jobs().jobs}
+
+    def on_orders(self, orders: Orders) -> None:
+        self.orders += 1
+
+    def wait(self, condition: Callable[[JobTable], bool]) -> JobTable:
+        """Look at the jobs whenever the scheduler publishes orders, which it does at every change."""
+        found: list[JobTable] = []
+        seen = -1
+
+        def look() -> bool:
+            nonlocal seen
+            if seen != self.orders:
+                seen = self.orders
+                table = self.stack.jobs()
+                found.extend([table] if condition(table) else [])
+            return bool(found)
+
+        assert self.reactor.run_until(look, WAIT_S), f"not in {WAIT_S} s: {self.stack.jobs()}"
+        return found[0]
+
+    def wait_for_the_end(self) -> JobTable:
+        return self.wait(lambda table: all(job.state.terminal for job in table.jobs))
+
+
+@contextmanager
+def running(folder: Path, policy: str) -> Iterator[Run]:
+    config = Config(
+        run=RunConfig(logs_dir=str(folder), run_id="run", seed=3),
+        scheduler=SchedulerConfig(policy=policy, round_s=0.3, heartbeat_s=0.2),
+        agent=AgentConfig(slots=3, slot_speed=0.3),
+        trainer=TrainerConfig(sample_every_s=0.1),
+    )
+    config = msgspec.structs.replace(
+        config, applications=msgspec.structs.replace(config.applications, modules=(tiny_app.MODULE,))
+    )
+    with Stack(config, os.environ) as stack:
+        run = Run(stack)
+        try:
+            yield run
+        finally:
+            run.reactor.close()
+
+
+def events(folder: Path, kind: type) -> list[Any]:
+    log = read_log(folder / "run" / "events.jsonl")
+    return [record.event for record in log.records if isinstance(record.event, kind)]
+
+
+def assert_clean(folder: Path) -> None:
+    _, result = summarize(read_log(folder / "run" / "events.jsonl"))
+    assert result.audit.findings == ()
+    assert result.audit.ok
+    assert result.audit.gaps == 0
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("policy", POLICIES)
+def test_every_job_is_verified_and_the_log_is_clean(policy: str, tmp_path: Path) -> None:
+    with running(tmp_path, policy) as run:
+        for number in range(5):
+            settings = {"sleep_ms": 2.0 * (number % 2), "dropout": 0.0}
+            run.submit(
+                f"job-{number}",
+                seed=number,
+                replicas=1 + number % 3,
+                batch_size=24 * (1 + number % 3),
+                settings=settings,
+            )
+        table = run.wait_for_the_end()
+        assert [job.state for job in table.jobs] == [JobState.COMPLETED] * 5
+        assert all(job.reason == "verified" for job in table.jobs)
+    assert_clean(tmp_path)
+    _, result = summarize(read_log(tmp_path / "run" / "events.jsonl"))
+    assert (result.policy, result.jobs.submitted, result.jobs.verified) == (policy, 5, 5)
+    assert run.stack.killed == ()
+
+
+@pytest.mark.timeout(120)
+def test_a_journal_gives_a_live_runs_decisions_again_byte_for_byte(tmp_path: Path) -> None:
+    with running(tmp_path, "pollux") as run:
+        for number in range(4):
+            run.submit(f"job-{number}", seed=number, settings={"sleep_ms": 2.0})
+        run.wait_for_the_end()
+        config = run.stack.config
+    live = [decided(event) for event in events(tmp_path, RoundDecided)]
+    assert live
+    core = make_core(config, make_policy("pollux"))
+    assert replayed(core, tmp_path / "run") == live
+
+
+def replayed(core: SchedulerCore, run_dir: Path) -> list[bytes]:
+    state, found = State(run_id="run"), []
+    for entry in read_journal(run_dir):
+        state, commands = core.step(state, entry.input, entry.now_s)
+        found += [
+            decided(command.event)
+            for command in commands
+            if isinstance(command, Emit) and isinstance(command.event, RoundDecided)
+        ]
+    return found
+
+
+def decided(event: RoundDecided) -> bytes:
+    """All of a decision but how long it took, which the service measures."""
+    return msgspec.msgpack.encode(msgspec.structs.replace(event, decision_s=0.0))
+
+
+@pytest.mark.timeout(120)
+def test_jobs_at_fault_fail_with_their_reason_and_the_others_go_on(tmp_path: Path) -> None:
+    with running(tmp_path, "fixed") as run:
+        run.submit("raises", settings={"raise_at": 9.0})
+        run.submit("diverges", settings={"nan_at": 9.0})
+        run.submit("exits", settings={"exit_at": 9.0})
+        run.submit("good", seed=5)
+        run.wait_for_the_end()
+        states = run.states()
+    assert states.pop("good") is JobState.COMPLETED
+    assert set(states.values()) == {JobState.FAILED}
+    failures = {event.job_id: event for event in events(tmp_path, JobFailed)}
+    assert "raises in loss 9" in failures["raises"].reason
+    assert "RuntimeError" in failures["raises"].output_tail
+    assert "diverged" in failures["diverges"].reason
+    assert "exited with code 0" in failures["exits"].reason
+    assert_clean(tmp_path)
+
+
+@pytest.mark.timeout(120)
+def test_a_replica_killed_by_hand_does_not_end_its_job(tmp_path: Path) -> None:
+    with running(tmp_path, "fixed") as run:
+        run.submit("job-1", replicas=2, batch_size=48, settings={"sleep_ms": 5.0})
+        run.wait(lambda table: table.jobs[0].state is JobState.RUNNING)
+        victims = [process for process in run.stack.processes() if is_replica(process, tmp_path)]
+        victims[0].send_signal(signal.SIGKILL)
+        table = run.wait_for_the_end()
+        assert table.jobs[0].state is JobState.COMPLETED
+    assert len(events(tmp_path, ReplicaStarted)) == 3
+    assert_clean(tmp_path)
+
+
+def is_replica(process: psutil.Process, folder: Path) -> bool:
+    """Its output goes to a file in the folder of its job."""
+    try:
+        return os.readlink(f"/proc/{process.pid}/fd/1").startswith(str(folder / "run" / "jobs"))
+    except OSError:
+        return False
+
+
+@pytest.mark.timeout(120)
+def test_a_cancelled_job_frees_its_slots_for_the_next(tmp_path: Path) -> None:
+    with running(tmp_path, "fixed") as run:
+        run.submit("endless", replicas=6, batch_size=48, target=0.0, max_progress=1e8)
+        run.submit("waits", replicas=6, batch_size=48)
+        run.wait(lambda table: table.jobs[0].state is JobState.RUNNING)
+        assert run.states()["waits"] is JobState.PENDING
+        assert run.client.request(CancelJob(job_id="endless")) == Done()
+        run.wait_for_the_end()
+        assert run.states() == {"endless": JobState.CANCELLED, "waits": JobState.COMPLETED}
+    assert [event.spec.id for event in events(tmp_path, JobSubmitted)] == ["endless", "waits"]
+    assert_clean(tmp_path)
