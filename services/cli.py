@@ -1,0 +1,345 @@
+"""The `coadapt` command. It reads its arguments here and leaves the work to other modules, which each
+command imports for itself, so that `coadapt --help` loads next to nothing."""
+
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from typer.exceptions import TyperException
+
+if TYPE_CHECKING:
+    from common.config import Config
+    from common.protocol import JobTable
+    from services.client import Arrivals
+
+MAX_LINE_CHARS = 1000
+
+app = typer.Typer(
+    name="coadapt",
+    help="Co-adaptive scheduling of batch size and replicas on real training jobs.",
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def main() -> None:
+    """Entry point. Whatever a user did wrong ends as one line on stderr and an exit code."""
+    try:
+        code = app(sys.argv[1:] or ["--help"], prog_name="coadapt", standalone_mode=False)
+    except TyperException as error:
+        code = _complain(error.format_message(), error.exit_code)
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:  # the reader of our output has gone
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 1
+    except Exception as error:
+        from common.config import ConfigError
+        from common.lifecycle import EXIT_BAD_INPUT, UserError
+
+        if not isinstance(error, (UserError, ConfigError)):
+            raise
+        code = _complain(str(error), getattr(error, "exit_code", EXIT_BAD_INPUT))
+    sys.exit(code)
+
+
+def _integer(text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r}: allowed: whole numbers") from None
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r}: allowed: numbers") from None
+
+
+def _seconds(text: str) -> float:
+    seconds = _number(text)
+    if not seconds >= 0:
+        raise typer.BadParameter(f"{text!r}: allowed: seconds, 0 or more")
+    return seconds
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        from common import __version__
+
+        print(f"coadapt {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+# --------------------------------------------------------------------------- commands
+
+
+@app.command()
+def submit(
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE", help="Workload file (TOML); every job is submitted when its at_s has come."
+        ),
+    ] = None,
+    application: Annotated[
+        str | None, typer.Option("--app", help="Submit one job of this application.")
+    ] = None,
+    job_id: Annotated[str | None, typer.Option("--id", help="Id of the job.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(parser=_integer, metavar="N", help="Seed of its data, weights and order.")
+    ] = None,
+    target: Annotated[
+        float | None, typer.Option(parser=_number, metavar="X", help="Metric on held-out data that ends it.")
+    ] = None,
+    replicas: Annotated[
+        int | None, typer.Option(parser=_integer, metavar="N", help="Replicas to ask for.")
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(parser=_integer, metavar="N", help="Total batch size to ask for.")
+    ] = None,
+    max_replicas: Annotated[
+        int | None, typer.Option(parser=_integer, metavar="N", help="Most replicas a policy may give.")
+    ] = None,
+    max_progress: Annotated[
+        float | None,
+        typer.Option(parser=_number, metavar="X", help="Budget, in steps at the initial batch size."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="A number of the application's own."),
+    ] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until the jobs have ended; exit 1 if one failed.")
+    ] = False,
+) -> int:
+    """Submit the jobs of a FILE, or one with --app.
+
+    A FILE's jobs arrive as it says: the command goes on until the last one's at_s seconds have passed."""
+    fields = {
+        "application": application,
+        "id": job_id,
+        "seed": seed,
+        "target": target,
+        "replicas": replicas,
+        "batch_size": batch_size,
+        "max_replicas": max_replicas,
+        "max_progress": max_progress,
+        "settings": _settings(settings or []) or None,
+    }
+    given = {key: value for key, value in fields.items() if value is not None}
+    if (file is None) == (application is None):
+        raise typer.BadParameter("either a FILE or --app is needed, and not both")
+    if file is not None and given:
+        raise typer.BadParameter(
+            f"{', '.join(given)}: only with --app; the jobs of a FILE are described in it"
+        )
+    from services.client import Arrivals, Client, workload_reader
+    from services.monitor.service import Changes, follow
+
+    config = _config()
+    read = workload_reader(config, file, given)
+    read(None)  # refuses what is wrong on any cluster before anybody is asked
+    with Client(config) as client:
+        arrivals = Arrivals(client, read(client.slots()))
+        while (wait_s := arrivals.submit_due()) < math.inf:
+            time.sleep(wait_s)
+        if not wait:
+            return 0
+        return _verdict(arrivals, follow(client.jobs, Changes(arrivals.job_ids), arrivals.all_ended))
+
+
+@app.command()
+def jobs(
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole job table as JSON.")] = False,
+) -> None:
+    """List the jobs of the running scheduler."""
+    from services.client import Client
+
+    with Client(_config()) as client:
+        table = client.jobs()
+    if as_json:
+        import msgspec
+
+        print(msgspec.json.encode(table).decode())
+    else:
+        from services.monitor.view import job_lines
+
+        print(*job_lines(table), sep="\n")
+
+
+@app.command()
+def cancel(job_id: Annotated[str, typer.Argument(metavar="ID", help="Id of the job.")]) -> None:
+    """Cancel a job; its slots are free at once."""
+    from common.protocol import CancelJob, Done
+    from services.client import Client
+
+    with Client(_config()) as client:
+        client.ask(CancelJob(job_id=job_id), Done)
+    print(f"{job_id}: cancelled")
+
+
+@app.command()
+def watch(
+    once: Annotated[bool, typer.Option("--once", help="Show the present state and exit.")] = False,
+) -> None:
+    """Follow jobs, slots and decisions until Ctrl-C.
+
+    A live table on a terminal, lines of changes elsewhere."""
+    from services.client import Client
+    from services.monitor.service import follow, print_table, screen
+
+    with Client(_config()) as client:
+        if once:
+            print_table(client.jobs())
+            return
+        with screen() as show:
+            follow(client.jobs, show, until=lambda table: False)
+
+
+@app.command()
+def summarize(
+    logs: Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, or one with runs in it.")],
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of runs as JSON.")] = False,
+) -> int:
+    """Sum up and audit finished runs by their logs.
+
+    Exit 1 when an audit finds anything."""
+    return _summarize(logs, as_json)
+
+
+@app.command()
+def run(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Workload file (TOML).")],
+    policy: Annotated[str | None, typer.Option(help="Policy, instead of the configuration's.")] = None,
+    timeout_s: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout", parser=_seconds, metavar="S", help="Seconds after which jobs that go on have failed."
+        ),
+    ] = None,
+) -> int:
+    """Run FILE on a stack of its own, and sum up.
+
+    The stack is brought up for it, and taken down when every job has ended, and on Ctrl-C.
+
+    Exit 0 only when every job was completed and verified and the audit of the log is clean."""
+    from services.client import Arrivals, Client, workload_reader
+    from services.monitor.service import follow, screen
+    from services.stack import Stack
+
+    config = _config()
+    read = workload_reader(config, file, {})
+    config = _with(config, "run", workload=read(None).name)
+    config = _with(config, "scheduler", policy=policy or config.scheduler.policy)
+    _check_policy(config.scheduler.policy)
+    with _signals_raise(), Stack(config, os.environ) as stack, Client(stack.config) as client:
+        print(f"run {stack.run_id}: the stack is up; its output is in {stack.output}", flush=True)
+        arrivals = Arrivals(client, read(client.slots()))
+        deadline_s = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
+
+        def over(table: "JobTable") -> bool:
+            waiting = arrivals.submit_due() < math.inf
+            return (not waiting and arrivals.all_ended(table)) or time.monotonic() > deadline_s
+
+        with screen() as show:
+            code = _verdict(arrivals, follow(stack.jobs, show, over))
+    for process in stack.killed:
+        _complain(f"had to be killed: {process}", 1)
+    return max(code, _summarize(stack.run_dir, as_json=False))
+
+
+# --------------------------------------------------------------------------- what commands share
+
+
+def _config() -> "Config":
+    from common.config import load_config
+
+    return load_config(os.environ)
+
+
+def _with(config: "Config", section: str, **values: object) -> "Config":
+    from msgspec.structs import replace
+
+    return replace(config, **{section: replace(getattr(config, section), **values)})
+
+
+def _check_policy(name: str) -> None:
+    from common.lifecycle import UserError
+    from services.scheduler.policies import UnknownPolicy, make_policy
+
+    try:
+        make_policy(name)
+    except UnknownPolicy as error:
+        raise UserError(str(error)) from error
+
+
+def _settings(pairs: list[str]) -> dict[str, float]:
+    settings = {}
+    for pair in pairs:
+        key, _, text = pair.partition("=")
+        try:
+            settings[key] = float(text)
+        except ValueError:
+            raise typer.BadParameter(f"--set {pair!r}: allowed: KEY=NUMBER") from None
+    return settings
+
+
+def _verdict(arrivals: "Arrivals", table: "JobTable") -> int:
+    """0 when all of these jobs were completed and verified, else 1, and a line on each that was not."""
+    failures = arrivals.failures(table)
+    for failure in failures:
+        _complain(failure, 1)
+    return 1 if failures else 0
+
+
+def _summarize(logs: Path, as_json: bool) -> int:
+    from analysis.summarize import main as summarize_logs
+
+    return summarize_logs([str(logs), *(["--json"] if as_json else [])])
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the block as Ctrl-C does, so that what it started is taken down."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    former = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+
+
+def _complain(text: str, code: int) -> int:
+    from common.codec import printable
+
+    lines = [printable(line, MAX_LINE_CHARS) for line in text.splitlines()]
+    print("coadapt: " + "\n".join(lines), file=sys.stderr, flush=True)
+    return code
+
+
+if __name__ == "__main__":
+    main()

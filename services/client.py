@@ -1,0 +1,101 @@
+"""What the commands say to a scheduler: submit the jobs of a workload in their time, ask how they are."""
+
+import math
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from common.config import Config
+from common.lifecycle import UserError
+from common.protocol import GetJobs, JobAccepted, JobTable, Refused, Request, SubmitJob
+from common.transport import RequestClient, load_keys
+from common.types import JobState
+from workloads.tasks import UnknownApplication, applications
+from workloads.traces import Workload, read_workload, single_job
+
+SILENCE_S = 0.7
+"""Three times so long without a sign of the scheduler, and nobody is there."""
+Answer = TypeVar("Answer")
+
+
+class Client:
+    """Questions to the scheduler that the configuration names, as a context."""
+
+    def __init__(self, config: Config) -> None:
+        keys = load_keys(config.endpoints.keys_dir)
+        self._client = RequestClient(config.endpoints.scheduler_requests, keys, limits=config.limits)
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._client.close()
+
+    def ask(self, request: Request, kind: type[Answer]) -> Answer:
+        """The reply, of this kind. Raises UserError with the scheduler's reason when it refuses."""
+        reply = self._client.request(request, timeout_s=SILENCE_S, attempts=3)
+        if isinstance(reply, kind):
+            return reply
+        reason = reply.reason if isinstance(reply, Refused) else f"unexpected reply {type(reply).__name__}"
+        raise UserError(f"the scheduler refused: {reason}")
+
+    def jobs(self) -> JobTable:
+        return self.ask(GetJobs(), JobTable)
+
+    def slots(self) -> int | None:
+        """Slots of the cluster; None while no agent has registered."""
+        nodes = self.jobs().nodes
+        return sum(node.slots for node in nodes) if nodes else None
+
+
+class Arrivals:
+    """The jobs of a workload, each submitted when its time has come; time starts now."""
+
+    def __init__(self, client: Client, workload: Workload) -> None:
+        self.job_ids = {row.spec.id for row in workload.rows}
+        self._client = client
+        self._waiting = deque(workload.rows)
+        self._start_s = time.monotonic()
+
+    def submit_due(self) -> float:
+        """Submit what is due; returns the seconds to the next arrival, inf when all have been submitted."""
+        while self._waiting:
+            wait_s = self._waiting[0].at_s - (time.monotonic() - self._start_s)
+            if wait_s > 0:
+                return wait_s
+            spec = self._waiting.popleft().spec
+            accepted = self._client.ask(SubmitJob(spec=spec), JobAccepted)
+            print(f"{spec.id}: {'already accepted' if accepted.duplicate else 'submitted'}", flush=True)
+        return math.inf
+
+    def all_ended(self, table: JobTable) -> bool:
+        return self.job_ids <= {row.id for row in table.jobs if row.state.terminal}
+
+    def failures(self, table: JobTable) -> list[str]:
+        """A line on each of these jobs that was not completed and verified."""
+        rows = {row.id: row for row in table.jobs}
+        lines = []
+        for job_id in sorted(self.job_ids):
+            row = rows.get(job_id)
+            if row is None:
+                lines.append(f"{job_id}: not submitted before the time was over")
+            elif row.state is not JobState.COMPLETED:
+                lines.append(f"{job_id}: {row.state}: {row.reason}")
+        return lines
+
+
+def workload_reader(
+    config: Config, file: Path | None, fields: dict[str, Any]
+) -> Callable[[int | None], Workload]:
+    """What reads and checks the workload, given the number of slots of the cluster."""
+    try:
+        known = applications(config.applications.modules)
+    except UnknownApplication as error:
+        raise UserError(str(error)) from error
+    if file is not None:
+        return lambda slots: read_workload(file, known, slots)
+    default_id = f"{fields['application']}-{secrets.token_hex(3)}"
+    return lambda slots: single_job(fields, default_id, known, slots)

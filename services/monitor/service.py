@@ -1,0 +1,78 @@
+"""Follow the scheduler's job table and show it, until something is reached or nobody wants to see it."""
+
+import time
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+
+import msgspec
+from rich.console import Console
+from rich.live import Live
+
+from common.protocol import JobTable
+from services.monitor.view import change_lines, job_lines, render, status_line
+
+REFRESH_S = 0.25
+STATUS_EVERY_S = 5.0
+"""Between two plain status lines, where there is no terminal to keep up to date."""
+
+Show = Callable[[JobTable], None]
+
+
+def follow(ask: Callable[[], JobTable], show: Show, until: Callable[[JobTable], bool]) -> JobTable:
+    """Show one table after the other; returns the first one for which `until` holds."""
+    while True:
+        table = ask()
+        show(table)
+        if until(table):
+            return table
+        time.sleep(REFRESH_S)
+
+
+@contextmanager
+def screen() -> Iterator[Show]:
+    """A live table where standard output is a terminal, lines where it is not."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        yield Lines()
+        return
+    with Live(console=console, auto_refresh=False, transient=False) as live:
+        yield lambda table: live.update(render(table, console.width, console.height), refresh=True)
+
+
+def print_table(table: JobTable) -> None:
+    """The present state once, as `screen` would show it."""
+    console = Console(highlight=False)
+    if console.is_terminal:
+        console.print(render(table, console.width, max(console.height, len(table.jobs) + 20)))
+    else:
+        print(status_line(table), *job_lines(table), sep="\n", flush=True)
+
+
+class Changes:
+    """Plain lines: each change of a job when it is seen; of these jobs, if they are named."""
+
+    def __init__(self, job_ids: Collection[str] | None = None) -> None:
+        self._job_ids = job_ids
+        self._last: JobTable | None = None
+
+    def __call__(self, table: JobTable) -> None:
+        if self._job_ids is not None:
+            mine = tuple(row for row in table.jobs if row.id in self._job_ids)
+            table = msgspec.structs.replace(table, jobs=mine)
+        for line in change_lines(self._last, table):
+            print(line, flush=True)
+        self._last = table
+
+
+class Lines(Changes):
+    """Changes, and now and then a line on where the whole run stands."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._next_status_s = 0.0
+
+    def __call__(self, table: JobTable) -> None:
+        super().__call__(table)
+        if table.now_s >= self._next_status_s:
+            print(status_line(table), flush=True)
+            self._next_status_s = table.now_s + STATUS_EVERY_S

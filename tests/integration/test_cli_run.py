@@ -1,0 +1,183 @@
+"""`coadapt run`: a stack of its own that goes as it came, whatever ends it."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import msgspec
+import psutil
+import pytest
+
+from common.config import Config
+
+ROOT = Path(__file__).parents[2]
+ENDLESS = """
+[[job]]
+application = "digits-cnn"
+replicas = 2
+target = 0.975
+max_progress = 1000000000
+"""
+HOPELESS = """
+[[job]]
+id = "hopeless"
+application = "digits-cnn"
+max_progress = 30
+"""
+
+
+@contextmanager
+def running(folder: Path, workload: str, *options: str) -> "Iterator[subprocess.Popen[str]]":
+    """`coadapt run` in a session of its own, as in a terminal; its stack writes to `folder`/logs."""
+    (folder / "set.toml").write_text(workload)
+    others = {name: value for name, value in os.environ.items() if not name.startswith("COADAPT_")}
+    with subprocess.Popen(
+        [
+            sys.executable,
+            "-m",
+            "services.cli",
+            "run",
+            str(folder / "set.toml"),
+            "--policy",
+            "fixed",
+            *options,
+        ],
+        env={**others, "COADAPT_LOGS_DIR": str(folder / "logs"), "PYTHONPATH": str(ROOT)},
+        cwd=folder,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as command:
+        try:
+            yield command
+        finally:
+            command.kill()
+            for process in stack_of(folder):
+                process.kill()
+
+
+def stack_of(folder: Path) -> list[psutil.Process]:
+    """Every living process of the stack that writes to `folder`."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get("COADAPT_RUN_LOGS_DIR") == str(folder / "logs"):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def shared_memory_of(processes: list[psutil.Process]) -> set[str]:
+    found = set()
+    for process in processes:
+        try:
+            found |= {region.path for region in process.memory_maps() if region.path.startswith("/dev/shm/")}
+        except psutil.Error:
+            continue
+    return found
+
+
+def endpoints_of(folder: Path) -> list[str]:
+    (run,) = (folder / "logs").iterdir()
+    config = msgspec.json.decode((run / "config.json").read_bytes(), type=Config)
+    return [value for value in msgspec.to_builtins(config.endpoints).values() if value]
+
+
+def assert_nothing_is_left(folder: Path, shared_memory: set[str]) -> None:
+    assert [process.cmdline() for process in stack_of(folder)] == []
+    assert [path for path in shared_memory if Path(path).exists()] == []
+    for endpoint in endpoints_of(folder):
+        address = urlsplit(endpoint)
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((address.hostname, address.port))
+
+
+def test_ctrl_c_takes_a_training_stack_down_within_five_seconds(tmp_path):
+    with running(tmp_path, ENDLESS) as command:
+        assert command.stdout is not None
+        assert any("  running  " in line for line in command.stdout)
+        processes = stack_of(tmp_path)
+        assert len(processes) > 8
+        shared_memory = shared_memory_of(processes)
+        start_s = time.monotonic()
+        os.killpg(command.pid, signal.SIGINT)
+        _, errors = command.communicate(timeout=10)
+        assert time.monotonic() - start_s < 5.0
+        assert command.returncode == 130
+        assert errors == ""
+        assert_nothing_is_left(tmp_path, shared_memory)
+
+
+def test_sigterm_while_the_stack_comes_up_leaves_nothing(tmp_path):
+    with running(tmp_path, ENDLESS) as command:
+        deadline_s = time.monotonic() + 20
+        while len(stack_of(tmp_path)) < 5 and time.monotonic() < deadline_s:
+            os.sched_yield()
+        start_s = time.monotonic()
+        os.killpg(command.pid, signal.SIGTERM)
+        command.communicate(timeout=10)
+        assert time.monotonic() - start_s < 5.0
+        assert command.returncode == 143
+        assert stack_of(tmp_path) == []
+
+
+def test_a_second_ctrl_c_kills_at_once(tmp_path):
+    with running(tmp_path, ENDLESS) as command:
+        assert command.stdout is not None
+        assert any("  running  " in line for line in command.stdout)
+        scheduler = next(p for p in stack_of(tmp_path) if "services.scheduler" in p.cmdline())
+        scheduler.suspend()  # it will not hear the request to stop
+        start_s = time.monotonic()
+        os.killpg(command.pid, signal.SIGINT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            command.wait(1.0)
+        os.killpg(command.pid, signal.SIGINT)
+        command.communicate(timeout=10)
+        assert time.monotonic() - start_s < 3.0
+        assert command.returncode == 130
+        assert stack_of(tmp_path) == []
+
+
+def test_a_job_that_fails_makes_the_run_fail_with_its_reason_after_the_summary(tmp_path):
+    with running(tmp_path, HOPELESS) as command:
+        out, errors = command.communicate(timeout=55)
+    assert command.returncode == 1
+    assert errors.startswith("coadapt: hopeless: failed: ")
+    assert "progress budget" in errors
+    assert "1 failed" in out
+    assert "audit: clean" in out
+    assert_nothing_is_left(tmp_path, set())
+
+
+def test_jobs_that_outlive_the_timeout_make_the_run_fail(tmp_path):
+    with running(tmp_path, ENDLESS, "--timeout", "1") as command:
+        out, errors = command.communicate(timeout=40)
+    assert command.returncode == 1
+    assert errors.startswith("coadapt: digits-cnn-1: ")
+    assert "summary" not in errors
+    assert "digits-cnn-1" in out
+    assert_nothing_is_left(tmp_path, set())
+
+
+def test_a_stack_that_cannot_come_up_is_explained_by_the_end_of_its_output(tmp_path):
+    with running(tmp_path, ENDLESS) as command:
+        deadline_s = time.monotonic() + 20
+        agents = []
+        while not agents and time.monotonic() < deadline_s:
+            agents = [p for p in stack_of(tmp_path) if "services.job_agent" in " ".join(p.cmdline())]
+        agents[0].kill()
+        _, errors = command.communicate(timeout=20)
+    assert command.returncode == 3
+    assert errors.startswith("coadapt: the stack ended by itself")
+    assert "agent-" in errors
+    assert stack_of(tmp_path) == []
