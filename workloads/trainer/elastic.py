@@ -29,7 +29,7 @@ POLL_S = 0.002
 """Between two looks at a store that cannot be waited for together with a pipe."""
 GLOO_THREADS = 2
 HAS_STATE, HAS_NONE = "state", "none"
-
+GO, GIVE_UP = "go", "give up"
 
 T = TypeVar("T")
 
@@ -133,20 +133,32 @@ class Meeting:
         return self._have("announced")
 
     def somebody_has_state(self) -> bool:
-        """Once all are announced."""
+        """Among those that have announced themselves."""
         keys = [f"announced/{rank}" for rank in self._ranks]
-        return HAS_STATE.encode() in self._ask(lambda: self._store.multi_get(keys))
+        there = [key for key in keys if self._ask(lambda key=key: self._store.check([key]))]  # type: ignore[misc]
+        return bool(there) and HAS_STATE.encode() in self._ask(lambda: self._store.multi_get(there))
 
     def gather(self, mailbox: Mailbox, bound_s: float, prepare: Callable[[], None]) -> Group:
         """Wait for all members, and connect to them. Rank 0 calls `prepare` when all are there, before
-        anybody connects. Raises Superseded, or GroupBroken after `bound_s`."""
+        anybody connects. Raises Superseded, or GroupBroken after `bound_s`.
+
+        Whoever is called away before all are there gives the group up for everybody; once rank 0 has said go,
+        nobody can. Else some would wait in vain for one that follows a newer order already.
+        """
         self._set(f"here/{self.order.rank}", "")
-        if self.order.rank == 0:
-            self._wait(lambda: self._have("here"), mailbox, bound_s)
-            prepare()
-            self._set("go", "")
-        else:
-            self._wait(lambda: self._ask(lambda: self._store.check(["go"])), mailbox, bound_s)
+        try:
+            if self.order.rank == 0:
+                self._wait(lambda: self._have("here"), mailbox, bound_s)
+                prepare()
+                decision = self._decide(GO)
+            else:
+                self._wait(lambda: self._ask(lambda: self._store.check(["decision"])), mailbox, bound_s)
+                decision = self._decide(GIVE_UP)
+            if decision == GIVE_UP:
+                self._wait(lambda: False, mailbox, bound_s)
+        except (Superseded, GroupBroken):
+            if self._decide(GIVE_UP) != GO:
+                raise
         if self.order.world_size == 1:
             return Group(0, 1, None)
         try:
@@ -154,6 +166,11 @@ class Meeting:
         except RuntimeError as error:
             raise GroupBroken(_short(error)) from error
         return Group(self.order.rank, self.order.world_size, backend)
+
+    def _decide(self, proposal: str) -> str:
+        """The first decision about this group, which is `proposal` if there was none."""
+        decided: bytes = self._ask(lambda: self._store.compare_set("decision", "", proposal))
+        return decided.decode()
 
     def _connect(self) -> Any:
         gloo: Any = ProcessGroupGloo

@@ -11,7 +11,7 @@ from torch.distributed import TCPStore
 from common.codec import encode
 from common.protocol import ReplicaOrder
 from common.types import JobConfig
-from workloads.trainer.elastic import AgentGone, Course, Mailbox, Meeting
+from workloads.trainer.elastic import AgentGone, Course, Mailbox, Meeting, Superseded
 
 PATIENCE_S = 1000.0
 
@@ -78,6 +78,40 @@ def test_newcomers_are_waited_for_but_not_for_ever(patience_s: float, offered: i
     assert course.offer(present) == 1
     ours.close()
     theirs.close()
+
+
+def test_a_group_that_one_member_has_given_up_is_given_up_by_all() -> None:
+    """Rank 0 would otherwise connect, and wait in vain for a member that follows a newer order."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    newer = order(3, group=3, world_size=2, store_port=store.port)
+    called_away, first = multiprocessing.Pipe(), multiprocessing.Pipe()
+    called_away[1].send_bytes(encode(newer))
+    member = Meeting("job", order(2, rank=1, group=2, world_size=2, store_port=store.port), 5.0)
+    with pytest.raises(Superseded):
+        member.gather(Mailbox(called_away[0]), 5.0, lambda: None)
+    rank_0 = Meeting("job", order(2, group=2, world_size=2, store_port=store.port), 5.0)
+    all_were_there: list[bool] = []
+
+    def prepare() -> None:
+        all_were_there.append(True)
+        first[1].send_bytes(encode(newer))
+
+    with pytest.raises(Superseded):
+        rank_0.gather(Mailbox(first[0]), 5.0, prepare)
+    assert all_were_there
+    for end in (*called_away, *first):
+        end.close()
+
+
+def test_the_state_of_a_group_can_be_asked_for_before_all_are_announced() -> None:
+    """By a leaver whose group has waited long enough for newcomers; it must not wait for them itself."""
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    meetings = [Meeting("job", order(2, rank=r, group=2, store_port=store.port), 60.0) for r in range(3)]
+    assert not meetings[0].somebody_has_state()
+    meetings[1].announce(has_state=False)
+    assert not meetings[0].somebody_has_state()
+    meetings[2].announce(has_state=True)
+    assert meetings[0].somebody_has_state()
 
 
 def test_old_orders_change_nothing() -> None:
