@@ -5,11 +5,10 @@ floating-point buffers (running averages of normalisation layers, which so stay 
 a few sums (`StepSums`). Each rank weighs what it contributes by its share of the step's examples, so that
 the SUM over ranks is the exact mean over the total batch, however unevenly it is spread.
 
-Gradient statistics of Adam-like optimizers are taken of the *preconditioned* gradient g / (sqrt(v) + eps),
-v the debiased second moment before the step. Such an optimizer moves the weights by the preconditioned
-gradient, so it is there that noise slows progress; the raw gradient's square would be dominated by the few
-coordinates with large gradients, which Adam does not follow further than the others. Pollux treats adaptive
-optimizers the same way.
+Gradient statistics are of the raw gradient for every optimizer. Of Adam's preconditioned gradient they are
+erratic: parameters that are seldom used (a rare character's embedding) have a tiny second moment, and then
+decide both norms. Measured for char-lm, progress to the target at 4 M0 was 1.54 times that at M0 with
+preconditioned statistics, and 1.07 times with raw ones.
 """
 
 import math
@@ -58,7 +57,7 @@ class FlatGradients:
         moving = sum(b.numel() for b in self._moving)
         self.flat = torch.zeros(size + moving + len(StepSums._fields), dtype=kinds.pop())
         self.gradient = self.flat[:size]
-        self._parameters, self._optimizer = parameters, optimizer
+        self._parameters = parameters
         self._views = [v.view_as(p) for v, p in zip(self._split(parameters), parameters, strict=True)]
         self._moving_flat = self.flat[size : size + moving]
         self._sums: np.ndarray = self.flat[size + moving :].numpy()
@@ -66,8 +65,6 @@ class FlatGradients:
         self._earlier_passes: torch.Tensor | None = None
         self._local_sqr = 0.0
         self._under_way = False
-        self._inverse: torch.Tensor | None = None
-        self._adaptive = isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW))
         self.previous: tuple[torch.Tensor, int] | None = None
         """Gradient and batch of the last step, where that was one group."""
 
@@ -80,12 +77,11 @@ class FlatGradients:
             torch.cat([b.flatten() for b in self._moving], out=self._kept)
         self._earlier_passes = None
         self._local_sqr = 0.0
-        self._inverse = self._preconditioner() if self._adaptive else None
 
     def end_pass(self, weight: float, *, alone: bool, last: bool) -> None:
         """`weight`: share of the step's examples in this pass; `alone`: it is the step's only group."""
         if not alone:
-            self._local_sqr += self._square(self.gradient) / weight
+            self._local_sqr += _square(self.gradient) / weight
         if last:
             if self._earlier_passes is not None:
                 self.gradient.add_(self._earlier_passes)
@@ -115,46 +111,23 @@ class FlatGradients:
             self._set_moving(self._kept)
 
     def norms(self, batch: StepBatch, local_sqr: float) -> GroupNorms | None:
-        """Of the averaged gradient, after `unpack`; None when there is nothing to compare it with, or an
-        adaptive optimizer has no second moment yet. Not finite where the gradient is not."""
-        mean_sqr = self._square(self.gradient)
+        """Of the averaged gradient, after `unpack`; None when there is nothing to compare it with. Not finite
+        where the gradient is not."""
+        mean_sqr = _square(self.gradient)
         if not math.isfinite(mean_sqr):
             self.previous = None
             return GroupNorms(max(batch.groups, 2), batch.total, local_sqr, mean_sqr)
-        known = not self._adaptive or self._inverse is not None
         if batch.groups > 1:
             self.previous = None
-            return GroupNorms(batch.groups, batch.total, local_sqr, mean_sqr) if known else None
+            return GroupNorms(batch.groups, batch.total, local_sqr, mean_sqr)
         if self.previous is None:
             self.previous = (self.gradient.clone(), batch.total)
             return None
         former, former_batch = self.previous
-        former_sqr, dot = self._square(former), self._dot(former, self.gradient)
+        former_sqr, dot = _square(former), torch.dot(former, self.gradient).item()
         former.copy_(self.gradient)
         self.previous = (former, batch.total)
-        return successive(former_batch, former_sqr, batch.total, mean_sqr, dot) if known else None
-
-    def _square(self, gradient: torch.Tensor) -> float:
-        return self._dot(gradient, gradient)
-
-    def _dot(self, first: torch.Tensor, second: torch.Tensor) -> float:
-        if self._inverse is None:
-            return torch.dot(first, second).item()
-        scaled = first * self._inverse
-        return torch.dot(scaled, scaled if first is second else second * self._inverse).item()
-
-    def _preconditioner(self) -> torch.Tensor | None:
-        """1 / (sqrt(v) + eps) of every trained parameter, flat; None before the first step."""
-        if not self._optimizer.state:
-            return None
-        parts = []
-        for group in self._optimizer.param_groups:
-            states = [self._optimizer.state[p] for p in group["params"] if p.requires_grad]
-            if states:
-                debias = 1.0 - group["betas"][1] ** float(states[0]["step"])
-                second_moment = torch.cat([state["exp_avg_sq"].flatten() for state in states])
-                parts.append(second_moment.div_(debias).sqrt_().add_(group["eps"]).reciprocal_())
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
+        return successive(former_batch, former_sqr, batch.total, mean_sqr, dot)
 
     def _split(self, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         return torch.split(self.gradient, [t.numel() for t in tensors])
@@ -165,3 +138,7 @@ class FlatGradients:
             with torch.no_grad():
                 for buffer, part in zip(self._moving, parts, strict=True):
                     buffer.copy_(part.view_as(buffer))
+
+
+def _square(gradient: torch.Tensor) -> float:
+    return torch.dot(gradient, gradient).item()

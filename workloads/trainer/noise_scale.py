@@ -24,8 +24,9 @@ from typing import Protocol
 from common.types import GradientStatistics
 from workloads.trainer.adascale import gain
 
-MEMORY_STEPS = 1000.0
-"""Steps at M0 that the averages remember (AdaScale, section 3.2: theta = 1 - S / 1000)."""
+MEMORY_STEPS = 100.0
+"""Steps at M0 that the averages remember. AdaScale (section 3.2) has 1000, for jobs of many thousands; ours
+have hundreds, and a noise scale that grows fivefold on the way."""
 MIN_ESTIMATES = 10
 """Fewer estimates are never trusted."""
 MIN_DEVIATIONS = 2.0
@@ -74,7 +75,7 @@ class EfficiencyEstimator(Protocol):
 class GradientNoiseScale:
     """Debiased exponential averages of |mu|^2 and of tr(Sigma) / M0.
 
-    Smoothing: a step at scale S weighs theta = (1 - 1/1000)^S, the continuous form of AdaScale's
+    Smoothing: a step at scale S weighs theta = (1 - 1/MEMORY_STEPS)^S, the continuous form of AdaScale's
     1 - S/1000, so that the averages span the same number of examples at every batch size.
 
     A single estimate of |mu|^2 may well be negative, and is averaged like any other, since leaving it out
