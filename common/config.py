@@ -4,6 +4,7 @@ Every key has its default here and its line in `coadapt.toml`. The environment n
 `COADAPT_<SECTION>_<KEY>`; a few that people set often have a short name too (`SHORT_NAMES`).
 """
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -138,6 +139,20 @@ def load_config(environment: Mapping[str, str], path: Path | None = None) -> Con
         if name.startswith(PREFIX) and name not in RESERVED_NAMES:
             _set_from_environment(tree, name, environment[name])
     return _convert(tree, "the environment")
+
+
+def new_run_id(logs_dir: Path, policy: str, wall_s: float) -> str:
+    """The id of a new run, its folder made so that nobody else takes it: <time>-<policy>, or the first free
+    one of <time>-<policy>-2, -3, ... Raises OSError where no folder can be made."""
+    base = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(wall_s))}-{policy}"
+    number = 1
+    while True:
+        run_id = base if number == 1 else f"{base}-{number}"
+        try:
+            (logs_dir / run_id).mkdir(parents=True)
+            return run_id
+        except FileExistsError:
+            number += 1
 
 
 def config_environment(config: Config) -> dict[str, str]:

@@ -21,7 +21,14 @@ import msgspec
 import psutil
 from honcho.environ import parse_procfile
 
-from common.config import PREFIX, RESERVED_NAMES, Config, EndpointsConfig, config_environment
+from common.config import (
+    PREFIX,
+    RESERVED_NAMES,
+    Config,
+    EndpointsConfig,
+    config_environment,
+    new_run_id,
+)
 from common.lifecycle import EXIT_NOBODY_THERE, UserError
 from common.protocol import GetJobs, JobTable
 from common.transport import NobodyThere, RequestClient, load_keys
@@ -59,7 +66,7 @@ class Stack:
         start_s: float = START_S,
     ) -> None:
         self._nodes = expected_nodes(procfile)
-        run_id = claim_run_id(Path(config.run.logs_dir), config.run.run_id, config.scheduler.policy)
+        run_id = claim_run_id(config)
         self.config = msgspec.structs.replace(
             config,
             run=msgspec.structs.replace(config.run, run_id=run_id),
@@ -200,25 +207,21 @@ class Stack:
         return "\n".join([f"; the end of {self.output}:", *(f"    {line}" for line in lines)])
 
 
-def claim_run_id(logs_dir: Path, wanted: str, policy: str) -> str:
-    """Make the folder of a new run: the wanted one, or the first free <time>-<policy>, <time>-<policy>-2, ...
+def claim_run_id(config: Config) -> str:
+    """The run id of a stack, its folder made: the wanted one, or a new one.
 
     Raises StackError when the wanted run is there already: two runs in one log would spoil both.
     """
-    base = wanted or f"{time.strftime('%Y%m%d-%H%M%S')}-{policy}"
-    number = 1
-    while True:
-        run_id = base if number == 1 else f"{base}-{number}"
-        try:
-            (logs_dir / run_id).mkdir(parents=True)
-        except FileExistsError as error:
-            if wanted:
-                raise StackError(f"run_id {wanted}: {logs_dir / wanted} is there already") from error
-            number += 1
-        except OSError as error:
-            raise StackError(f"logs_dir {logs_dir}: cannot be used: {error.strerror}") from error
-        else:
-            return run_id
+    logs_dir, wanted = Path(config.run.logs_dir), config.run.run_id
+    try:
+        if not wanted:
+            return new_run_id(logs_dir, config.scheduler.policy, time.time())
+        (logs_dir / wanted).mkdir(parents=True)
+    except FileExistsError as error:
+        raise StackError(f"run_id {wanted}: {logs_dir / wanted} is there already") from error
+    except OSError as error:
+        raise StackError(f"logs_dir {logs_dir}: cannot be used: {error.strerror}") from error
+    return wanted
 
 
 def free_endpoints(endpoints: EndpointsConfig) -> EndpointsConfig:

@@ -43,6 +43,7 @@ PURE = (
     "services/metrics_collector/profiles.py",
     "services/monitor/view.py",
     "analysis/audit.py",
+    "analysis/fairness.py",
     "analysis/metrics.py",
 )
 IMPURE_MODULES = {"os", "time", "random", "socket", "secrets", "subprocess", "threading", "zmq", "datetime"}

@@ -12,8 +12,8 @@ from pathlib import Path
 import msgspec
 
 from common import __version__
-from common.config import Config
-from common.lifecycle import get_logger
+from common.config import Config, new_run_id
+from common.lifecycle import UserError, get_logger
 from common.protocol import (
     AgentSilent,
     BadMessage,
@@ -63,13 +63,6 @@ FLUSH_S = 2.0
 log = get_logger()
 
 
-def make_run_id(wall_s: float, policy: str, logs_dir: Path) -> str:
-    """A new run's id: the time and the policy, and a counter where two start within a second."""
-    base = f"{time.strftime('%Y%m%d-%H%M%S', time.localtime(wall_s))}-{policy}"
-    taken = (base if n == 1 else f"{base}-{n}" for n in range(1, 1000))
-    return next(run_id for run_id in taken if not (logs_dir / run_id).exists())
-
-
 class SchedulerService:
     def __init__(
         self,
@@ -84,7 +77,7 @@ class SchedulerService:
         self.reactor = reactor
         self.clock = clock
         self.closing = False
-        run_id = config.run.run_id or make_run_id(wall(), core.policy.name, Path(config.run.logs_dir))
+        run_id = config.run.run_id or self._new_run_id(wall())
         self.run_dir = config.run_dir(run_id)
         self.state = State(run_id=run_id)
         self.heard_s: dict[str, float] = {}
@@ -129,6 +122,12 @@ class SchedulerService:
         log.info("run started", run=run_id, policy=core.policy.name, requests=endpoints.scheduler_requests)
         reactor.every(config.scheduler.heartbeat_s, self.on_heartbeat_due)
         reactor.every(config.scheduler.round_s, lambda: self.want_round("interval"))
+
+    def _new_run_id(self, wall_s: float) -> str:
+        try:
+            return new_run_id(Path(self.config.run.logs_dir), self.core.policy.name, wall_s)
+        except OSError as error:
+            raise UserError(f"run.logs_dir {self.config.run.logs_dir}: {error.strerror}") from error
 
     def _replay(self) -> bool:
         """A restarted scheduler knows again what its journal knows; nothing is published twice. False when

@@ -94,19 +94,23 @@ def test_processes_get_exactly_the_configuration_of_their_stack(config, tmp_path
     assert environment["PATH"].split(os.pathsep) == [str(Path(sys.executable).parent), "/bin"]
 
 
+def logging_to(folder: Path, run_id: str = "") -> Config:
+    return Config(run=RunConfig(logs_dir=str(folder), run_id=run_id))
+
+
 def test_run_ids_are_unique(tmp_path):
-    ids = [claim_run_id(tmp_path, "", "pollux") for _ in range(3)]
+    ids = [claim_run_id(logging_to(tmp_path)) for _ in range(3)]
     assert len(set(ids)) == 3
     assert all(re.fullmatch(r"\d{8}-\d{6}-pollux(-\d)?", run_id) for run_id in ids)
-    assert claim_run_id(tmp_path, "mine", "pollux") == "mine"
+    assert claim_run_id(logging_to(tmp_path, "mine")) == "mine"
     with pytest.raises(StackError, match=r"run_id mine: .* is there already"):
-        claim_run_id(tmp_path, "mine", "pollux")
+        claim_run_id(logging_to(tmp_path, "mine"))
 
 
 def test_a_folder_for_logs_that_cannot_be_used_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StackError, match=r"logs_dir .*file: cannot be used"):
-        claim_run_id(tmp_path / "file", "", "pollux")
+        claim_run_id(logging_to(tmp_path / "file"))
 
 
 def test_a_procfile_that_is_missing_is_refused_before_anything_is_made(config, tmp_path):

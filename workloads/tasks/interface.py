@@ -4,8 +4,9 @@
                                                        module must not import torch
     build(seed: int, settings: dict[str, float]) -> Task      torch is imported in here
 
-`seed` decides data split, initial weights and everything random; `settings` overrides the numbers that
-the application names in SPEC.settings, such as its learning rate.
+`seed` decides initial weights, order of examples and everything else random of the job; data and their split
+stay the same, so that jobs of different seeds can be compared. `settings` overrides the numbers that the
+application names in SPEC.settings, such as its learning rate.
 """
 
 from dataclasses import dataclass
