@@ -2,13 +2,13 @@
 
 An example is a window of 16 characters. The noise scale grows fivefold on the way.
 
-Measured with one replica: medians (least to most) of 20 seeds at the first and last batch, of 3 between;
-every one of them reached the target. Gradient statistics: of raw gradients, remembered for 100 steps at M0.
+Measured with one replica: medians (least to most) of 20 seeds at each batch; every one of them reached the
+target.
 
-    total batch              16 (M0)         32         64        128           256
-    progress          425 (375-500)        451        453        428 382 (328-482)
-    examples                   6800       8740      11010      13570         17150
-    CPU seconds                 4.4        3.8        4.5        4.1           4.3
+    total batch        16 (M0)             32             64            128            256
+    progress     425 (375-500)  451 (375-525)  451 (351-527)  430 (330-501)  382 (328-482)
+    examples              6800           8720          11040          13952          17150
+    CPU seconds            4.4            4.6            5.4            4.8            4.3
 
 Noise scale, in examples, at a tenth of the way, half of it, at the target: 34, 107, 181.
 """

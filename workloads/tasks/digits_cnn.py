@@ -2,13 +2,13 @@
 
 Clean and easy: the noise scale is small, and a large batch buys little.
 
-Measured with one replica: medians (least to most) of 20 seeds at the first and last batch, of 3 between;
-every one of them reached the target. Gradient statistics: of raw gradients, remembered for 100 steps at M0.
+Measured with one replica: medians (least to most) of 20 seeds at each batch; every one of them reached the
+target.
 
-    total batch              16 (M0)         32         64           128
-    progress          375 (275-525)        376        400 400 (300-528)
-    examples                   5990       7760      10950         15840
-    CPU seconds                 3.2        3.8        5.0           5.6
+    total batch        16 (M0)             32             64            128
+    progress     375 (275-525)  376 (301-476)  401 (301-502)  400 (300-528)
+    examples              5990           7788          11300          15840
+    CPU seconds            3.2            3.5            4.5            5.6
 
 Noise scale, in examples, at a tenth of the way, half of it, at the target: 220, 50, 70.
 """

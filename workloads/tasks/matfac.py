@@ -3,13 +3,13 @@
 Ratings are noisy and each concerns few parameters: the noise scale is far above any batch in bounds, and
 grows fivefold on the way.
 
-Measured with one replica: medians (least to most) of 20 seeds at the first and last batch, of 3 between;
-every one of them reached the target. Gradient statistics: of raw gradients, remembered for 100 steps at M0.
+Measured with one replica: medians (least to most) of 20 seeds at each batch; every one of them reached the
+target.
 
-    total batch             256 (M0)        512       1024       2048          4096
-    progress          700 (625-725)        702        701        655 631 (583-664)
-    examples                 179000     182000     186000     181000        190000
-    CPU seconds                 3.8        3.9        3.7        2.4           2.1
+    total batch       256 (M0)            512           1024           2048           4096
+    progress     700 (625-725)  700 (650-750)  676 (650-727)  632 (602-678)  631 (583-664)
+    examples            179000         181440         179392         175296         190000
+    CPU seconds            3.8            3.1            2.9            2.1            2.1
 
 Noise scale, in examples, at a tenth of the way, half of it, at the target: 12000, 37000, 65000.
 """

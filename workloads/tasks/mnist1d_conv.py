@@ -2,13 +2,13 @@
 
 Hard to tell apart, and three of ten training answers are replaced: the noise scale is ten times M0.
 
-Measured with one replica: medians (least to most) of 20 seeds at the first and last batch, of 3 between;
-every one of them reached the target. Gradient statistics: of raw gradients, remembered for 100 steps at M0.
+Measured with one replica: medians (least to most) of 20 seeds at each batch; every one of them reached the
+target.
 
-    total batch               16 (M0)         32         64        128              256
-    progress         1350 (1200-1700)       1351       1302       1252 1227 (1001-1451)
-    examples                    21600      24200      28400      35300            49400
-    CPU seconds                   5.2        4.4        4.6        4.2              5.3
+    total batch           16 (M0)                32               64               128               256
+    progress     1350 (1200-1700)  1375 (1050-1750)  1302 (951-1652)  1328 (1051-1454)  1227 (1001-1451)
+    examples                21600             24368            27744             37184             49400
+    CPU seconds               5.2               5.4              6.1               5.4               5.3
 
 Noise scale, in examples, at a tenth of the way, half of it, at the target: 260, 150, 170.
 """
