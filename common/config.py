@@ -89,6 +89,8 @@ class TrainerConfig(Struct, frozen=True):
     """A replica without group or orders for so long gives up."""
     checkpoint_every_s: Seconds = 15.0
     """Between two periodic checkpoints, in case nobody survives."""
+    verify_timeout_s: Seconds = 300.0
+    """A verifier that takes longer is ended, and another one tries."""
     warmup_steps: Annotated[int, Meta(ge=0, le=1000)] = 3
     """Steps after a change whose times are not measured."""
 

@@ -95,7 +95,16 @@ class VerificationDone(Message, frozen=True):
     findings: tuple[str, ...] = ()
 
 
-Fact = GenerationRunning | ReplicaLost | JobSaved | TargetReached | JobRaised | VerificationDone
+class VerifierLost(Message, frozen=True):
+    """The verifier died by a signal or took too long: nothing was found out, and another one may try."""
+
+    job_id: str
+    reason: str
+
+
+Fact = (
+    GenerationRunning | ReplicaLost | JobSaved | TargetReached | JobRaised | VerificationDone | VerifierLost
+)
 
 
 # --------------------------------------------------------------------------- orders: scheduler -> agents
@@ -463,7 +472,9 @@ class CancelJob(Message, frozen=True):
 
 
 class GetJobs(Message, frozen=True):
-    """Client -> scheduler. Reply: JobTable."""
+    """Client -> scheduler. Reply: JobTable, with all active jobs and the newest `ended` of the others."""
+
+    ended: int = 1000
 
 
 class RegisterAgent(Message, frozen=True):
@@ -590,6 +601,8 @@ class JobTable(Message, frozen=True):
     rounds: int
     nodes: tuple[Node, ...]
     jobs: tuple[JobRow, ...]
+    left_out: int = 0
+    """Ended jobs that are not in `jobs`."""
 
 
 class Run(Message, frozen=True):
