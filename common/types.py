@@ -84,7 +84,7 @@ class JobState(enum.StrEnum):
     """Has slots; no step of its present allocation reported yet."""
     RUNNING = "running"
     PREEMPTING = "preempting"
-    """Told to save and leave; its slots are not free yet."""
+    """Told to save and leave: its slots are given to others, who start when its replicas have gone."""
     VERIFYING = "verifying"
     """Reported its target reached; an independent process checks the claim."""
     COMPLETED = "completed"
@@ -133,23 +133,33 @@ class JobConfig(Struct, frozen=True):
         return replicas * self.atomic_batch * (self.accumulation + 1)
 
 
-def batch_config(
-    total: int, replicas: int, spec: JobSpec, *, accumulate_alone_above_m0: bool = False
-) -> JobConfig:
-    """Split a total batch size over `replicas`: as few passes as `max_atomic_batch` allows.
+def batch_config(total: int, replicas: int, spec: JobSpec) -> JobConfig:
+    """Split a total batch size over `replicas` within the bounds of `spec`: in as few passes as
+    `max_atomic_batch` allows, and as near to `total` as whole examples a pass do, from above where that is
+    allowed. Raises ValueError where no split is within the bounds."""
+    fewest = max(math.ceil(total / (replicas * spec.max_atomic_batch)), 1)
+    most = spec.max_batch_size // (replicas * spec.min_atomic_batch)
+    for passes in (*range(fewest, most + 1), *range(min(fewest - 1, most), 0, -1)):
+        parts = replicas * passes
+        smallest = max(math.ceil(spec.min_batch_size / parts), spec.min_atomic_batch)
+        largest = min(spec.max_batch_size // parts, spec.max_atomic_batch)
+        if smallest <= largest:
+            atomic = min(max(math.ceil(total / parts), smallest), largest)
+            return JobConfig(atomic_batch=atomic, accumulation=passes - 1)
+    raise ValueError(
+        f"{replicas} replicas cannot share a batch of {total} with {spec.min_atomic_batch} to "
+        f"{spec.max_atomic_batch} examples a pass and a total of {spec.min_batch_size} to "
+        f"{spec.max_batch_size}"
+    )
 
-    The split rounds up, so the total may exceed the request by less than one example a pass and replica,
-    but never `spec.max_batch_size`.
-    With `accumulate_alone_above_m0`, a single replica above M0 makes at least two passes, so that its
-    gradient variance can be measured without differencing (Pollux artifact's rule).
-    """
-    local = math.ceil(total / replicas - 1e-8)
-    accumulation = math.ceil(local / spec.max_atomic_batch - 1e-8) - 1
-    if accumulate_alone_above_m0 and replicas == 1 and total > spec.min_batch_size:
-        accumulation = max(accumulation, 1)
-    atomic = math.ceil(local / (accumulation + 1) - 1e-8)
-    atomic = min(atomic, spec.max_batch_size // (replicas * (accumulation + 1)))
-    return JobConfig(atomic_batch=max(atomic, 1), accumulation=accumulation)
+
+def can_share(replicas: int, spec: JobSpec) -> bool:
+    """Whether so many replicas have any batch within the bounds of `spec`."""
+    try:
+        batch_config(spec.batch_size, replicas, spec)
+    except ValueError:
+        return False
+    return True
 
 
 class GradientStatistics(Struct, frozen=True):

@@ -25,7 +25,15 @@ import msgspec
 
 from common.codec import printable
 from common.lifecycle import UserError
-from common.types import MAX_NAME_CHARS, NAME_PATTERN, ApplicationSpec, JobSpec, Struct, batch_config
+from common.types import (
+    MAX_NAME_CHARS,
+    NAME_PATTERN,
+    ApplicationSpec,
+    JobSpec,
+    Struct,
+    batch_config,
+    can_share,
+)
 
 MAX_SEED = 2**31 - 1
 MAX_PROGRESS = 1e9
@@ -274,20 +282,12 @@ def _bounds_problems(spec: JobSpec, application: ApplicationSpec) -> list[str]:
     problems += _range_problems(
         "max_atomic_batch", spec.max_atomic_batch, spec.min_atomic_batch, application.max_atomic_batch
     )
-    if not problems and not _batch_exists(spec):
+    if not problems and not can_share(1, spec):
         problems.append(
             f"min_batch_size {spec.min_batch_size} to max_batch_size {spec.max_batch_size}: no number of "
             f"replicas meets this with {spec.min_atomic_batch} to {spec.max_atomic_batch} examples a pass"
         )
     return problems
-
-
-def _batch_exists(spec: JobSpec) -> bool:
-    """Some whole number of passes of one allowed size makes a total batch size within the bounds."""
-    return any(
-        spec.max_batch_size // atomic * atomic >= spec.min_batch_size
-        for atomic in range(spec.min_atomic_batch, spec.max_atomic_batch + 1)
-    )
 
 
 def _request_problems(spec: JobSpec, slots: int | None) -> list[str]:
@@ -301,13 +301,17 @@ def _request_problems(spec: JobSpec, slots: int | None) -> list[str]:
     problems += _range_problems("batch_size", spec.batch_size, spec.min_batch_size, spec.max_batch_size)
     if problems:
         return problems
-    split = batch_config(spec.batch_size, spec.replicas, spec)
-    total = split.total_batch(spec.replicas)
-    fits = spec.min_atomic_batch <= split.atomic_batch <= spec.max_atomic_batch
-    if not fits or not spec.min_batch_size <= total <= spec.max_batch_size:
+    if not can_share(spec.replicas, spec) or not _as_asked(spec):
         problems.append(
             f"batch_size {spec.batch_size}: {spec.replicas} replicas cannot share it with "
             f"{spec.min_atomic_batch} to {spec.max_atomic_batch} examples a pass and a total of "
             f"{spec.min_batch_size} to {spec.max_batch_size}"
         )
     return problems
+
+
+def _as_asked(spec: JobSpec) -> bool:
+    """Whether the requested replicas train with the requested batch, up to the rounding of their passes."""
+    config = batch_config(spec.batch_size, spec.replicas, spec)
+    rounding = spec.replicas * (config.accumulation + 1)
+    return abs(config.total_batch(spec.replicas) - spec.batch_size) < rounding

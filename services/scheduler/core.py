@@ -39,8 +39,17 @@ from common.protocol import (
     SubmitJob,
     TargetReached,
     VerificationDone,
+    VerifierLost,
 )
-from common.types import Allocation, ApplicationSpec, JobState, Placement, batch_config, replicas_of
+from common.types import (
+    Allocation,
+    ApplicationSpec,
+    JobState,
+    Placement,
+    batch_config,
+    can_share,
+    replicas_of,
+)
 from services.scheduler.commands import Command
 from services.scheduler.decisions import check_decision
 from services.scheduler.job_states import HOLDS_SLOTS, Trigger, allowed
@@ -64,6 +73,8 @@ class Settings:
     seed: int
     restart_penalty_s: float
     max_failures: int
+    leave_timeout_s: float
+    """A preempted job of which nobody has told for so long whether it has saved is taken for gone."""
 
 
 class SchedulerCore:
@@ -87,7 +98,7 @@ class SchedulerCore:
             case RegisterAgent():
                 work.register(given)
             case LeaveAgent():
-                work.leave(given.node, given.incarnation, "it stopped")
+                work.leave(given.node, given.incarnation, "it stopped", planned=True)
             case AgentSilent():
                 work.leave(given.node, given.incarnation, "it fell silent")
             case Report():
@@ -158,27 +169,36 @@ class _Inputs(Step):
         run = Run(run_id=self.state.run_id, policy=self.core.policy.name, seed=self.core.settings.seed)
         self.answer(Registered(run=run, orders=orders_of(self.state)))
 
-    def leave(self, name: str, incarnation: str, why: str, *, answer: bool = True) -> None:
+    def leave(
+        self, name: str, incarnation: str, why: str, *, planned: bool = False, answer: bool = True
+    ) -> None:
+        """A planned end of an agent is nobody's failure."""
         agent = self.agents.get(name)
         if agent and agent.incarnation == incarnation:
             del self.agents[name]
             self.emit(AgentLeft(node=name, incarnation=incarnation, reason=why))
             for job in list(self.jobs.values()):
                 if any(p.node == name for p in (*job.allocation, *job.leaving)):
-                    self._node_lost(job, name, why)
+                    self._node_lost(job, name, why, planned)
             self.want_round("nodes")
         if answer:
             self.answer(Done())
 
-    def _node_lost(self, job: JobRecord, name: str, why: str) -> None:
+    def _node_lost(self, job: JobRecord, name: str, why: str, planned: bool) -> None:
         reason = f"node {name} left: {why}"
         if job.state is JobState.VERIFYING:
             self.change(job.spec.id, Trigger.LOST, reason, allocation=self._one_slot())
         elif job.state is JobState.PREEMPTING:
-            self.change(job.spec.id, Trigger.STRANDED, reason, leaving=())
+            self._saver_lost(job, name, reason)
         else:
             rest = tuple(p for p in job.allocation if p.node != name)
-            self._failed_once(job, reason, rest)
+            self._regroup(job, reason, rest, failures=job.failures + (0 if planned else 1))
+
+    def _saver_lost(self, job: JobRecord, node: str, reason: str) -> None:
+        """Rank 0 saves for all, so only the node that it was on can strand a job that has to leave."""
+        if job.leaving and job.leaving[0].node == node:
+            self.change(job.spec.id, Trigger.STRANDED, reason, leaving=())
+            self.want_round("failure")
 
     def _one_slot(self) -> Allocation:
         """Where a verifier fits: a node with a free slot, else the first one, where it waits for a slot."""
@@ -195,18 +215,20 @@ class _Inputs(Step):
             self.agents[report.node] = msgspec.structs.replace(agent, reports=report.number)
             for fact in report.facts:
                 if fact.job_id in self.jobs:
-                    self.fact(self.jobs[fact.job_id], fact)
+                    self.fact(self.jobs[fact.job_id], fact, report.node)
         self.answer(Done())
 
-    def fact(self, job: JobRecord, fact: Fact) -> None:
+    def fact(self, job: JobRecord, fact: Fact, node: str) -> None:
         """A fact of a former generation is old news, unless it ends the job."""
         match fact:
             case GenerationRunning():
                 if fact.generation == job.generation and allowed(job.state, Trigger.STEPPED):
                     self.change(job.spec.id, Trigger.STEPPED, job.reason, progress=fact.progress)
             case ReplicaLost():
-                if fact.generation >= job.group or job.state is JobState.PREEMPTING:
-                    self._replica_lost(job, fact.reason)
+                if job.state is JobState.PREEMPTING:
+                    self._saver_lost(job, node, fact.reason)
+                elif fact.generation >= job.group and job.state in (JobState.STARTING, JobState.RUNNING):
+                    self._regroup(job, fact.reason, job.allocation, failures=job.failures + 1)
             case JobSaved():
                 if fact.generation == job.generation and job.state is JobState.PREEMPTING:
                     self.change(
@@ -220,38 +242,46 @@ class _Inputs(Step):
                     self.want_round("finish")
             case TargetReached():
                 if allowed(job.state, Trigger.REACHED):
-                    keeps = job.allocation or job.leaving
-                    self.change(
-                        job.spec.id,
-                        Trigger.REACHED,
-                        "its claim is verified",
-                        allocation=(Placement(node=keeps[0].node, replicas=1),),
-                        leaving=(),
-                        checkpoint=fact.checkpoint,
-                        metric=fact.metric,
-                        progress=fact.progress,
-                    )
-                    self.want_round("finish")
+                    self._claimed(job, fact)
             case JobRaised():
                 if allowed(job.state, Trigger.FAULTED) and job.state is not JobState.VERIFYING:
                     self.fail(job.spec.id, fact.reason, fact.output_tail)
             case VerificationDone():
                 if job.state is JobState.VERIFYING:
                     self._verdict(job, fact)
+            case VerifierLost():
+                if job.state is JobState.VERIFYING:
+                    self._verify_anew(job, fact.reason)
 
-    def _replica_lost(self, job: JobRecord, reason: str) -> None:
-        if job.state is JobState.PREEMPTING:
-            self.change(job.spec.id, Trigger.STRANDED, reason, leaving=())
-            self.want_round("failure")
-        elif allowed(job.state, Trigger.LOST) and job.state is not JobState.VERIFYING:
-            self._failed_once(job, reason, job.allocation)
+    def _claimed(self, job: JobRecord, fact: TargetReached) -> None:
+        """One of the job's slots becomes the verifier's; where it has none any more, another one does."""
+        self.change(
+            job.spec.id,
+            Trigger.REACHED,
+            "its claim is verified",
+            allocation=tuple(Placement(node=p.node, replicas=1) for p in job.allocation[:1])
+            or self._one_slot(),
+            leaving=(),
+            checkpoint=fact.checkpoint,
+            metric=fact.metric,
+            progress=fact.progress,
+        )
+        self.want_round("finish")
 
-    def _failed_once(self, job: JobRecord, reason: str, rest: Allocation) -> None:
-        """A new group on the slots that are left; FAILED when the job has died too often."""
+    def _verify_anew(self, job: JobRecord, reason: str) -> None:
         failures = job.failures + 1
+        if failures > self.core.settings.max_failures:
+            self.fail(job.spec.id, f"could not be verified, last: {reason}", "")
+        else:
+            self.change(job.spec.id, Trigger.LOST, reason, allocation=self._one_slot(), failures=failures)
+
+    def _regroup(self, job: JobRecord, reason: str, rest: Allocation, failures: int) -> None:
+        """A new group on the slots that are left; FAILED when the job has died too often."""
         if failures > self.core.settings.max_failures:
             self.fail(job.spec.id, f"lost its replicas {failures} times, last: {reason}", "")
             return
+        if rest and not can_share(replicas_of(rest), job.spec):
+            rest = ()
         assert job.config is not None
         config = job.config
         if rest and rest != job.allocation:
@@ -280,6 +310,7 @@ class _Inputs(Step):
 
     def decide(self, trigger: str) -> None:
         settings = self.core.settings
+        self._strand_the_overdue()
         view = cluster_view(self.present(), self.now_s, settings.restart_penalty_s)
         if not view.jobs:
             return
@@ -300,6 +331,13 @@ class _Inputs(Step):
         )
         for job in view.jobs:
             self._apply(self.jobs[job.spec.id], decision)
+
+    def _strand_the_overdue(self) -> None:
+        timeout_s = self.core.settings.leave_timeout_s
+        for job in list(self.jobs.values()):
+            if job.state is JobState.PREEMPTING and self.now_s - job.changed_s > timeout_s:
+                reason = f"nobody has told in {timeout_s:g} s whether it has saved"
+                self.change(job.spec.id, Trigger.STRANDED, reason, leaving=())
 
     def _checked_decision(self, view: ClusterView, seed: int) -> Decision:
         """The policy's decision; all as it was where the policy fails, since it may be a user's own."""

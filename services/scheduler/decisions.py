@@ -37,8 +37,8 @@ def check_decision(view: ClusterView, decision: Decision) -> str:
         total = config.total_batch(replicas)
         if config.accumulation < 0 or not 1 <= config.atomic_batch <= job.spec.max_atomic_batch:
             return (
-                f"job {job.spec.id} has {config}; atomic batch 1 to {job.spec.max_atomic_batch}, "
-                "accumulation at least 0"
+                f"job {job.spec.id} has {config.accumulation + 1} passes of {config.atomic_batch} examples; "
+                f"at least 1 pass of 1 to {job.spec.max_atomic_batch}"
             )
         if not job.spec.min_batch_size <= total <= job.spec.max_batch_size:
             return (
@@ -46,4 +46,4 @@ def check_decision(view: ClusterView, decision: Decision) -> str:
                 f"{job.spec.min_batch_size} to {job.spec.max_batch_size}"
             )
     over = [name for name, slots in free.items() if slots < 0]
-    return f"node {over[0]} has {-free[over[0]]} replicas too many" if over else ""
+    return f"node {over[0]} has more replicas than slots, by {-free[over[0]]}" if over else ""

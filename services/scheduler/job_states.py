@@ -19,7 +19,7 @@ class Trigger(enum.StrEnum):
     STRANDED = "stranded"
     """A replica or node died; no slots are left to it."""
     REACHED = "reached"
-    """It reports its target reached."""
+    """It reports its target reached; late, where its node was out of reach for a while."""
     CONFIRMED = "confirmed"
     """The verifier agrees."""
     FAULTED = "faulted"
@@ -31,6 +31,8 @@ S, T = JobState, Trigger
 
 TRANSITIONS: dict[tuple[JobState, Trigger], JobState] = {
     (S.PENDING, T.ALLOCATED): S.STARTING,
+    (S.PENDING, T.REACHED): S.VERIFYING,
+    (S.PENDING, T.FAULTED): S.FAILED,
     (S.PENDING, T.CANCELLED): S.CANCELLED,
     (S.STARTING, T.ALLOCATED): S.STARTING,
     (S.STARTING, T.STEPPED): S.RUNNING,

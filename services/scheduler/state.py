@@ -32,6 +32,8 @@ class JobRecord(Struct, frozen=True):
     checkpoint: str = ""
     metric: float | None = None
     progress: float = 0.0
+    changed_s: float = 0.0
+    """When its state or its orders last changed."""
     failures: int = 0
     restarts: int = 0
     run_s: float = 0.0
@@ -78,7 +80,7 @@ class State(Struct, frozen=True):
 
 
 def orders_of(state: State) -> Orders:
-    """What every agent has to know. A job whose first node has gone has no order: it waits for a round."""
+    """What every agent has to know: all jobs that hold slots, or have replicas that must save and leave."""
     jobs, verifications = [], []
     for job in state.jobs.values():
         if job.state is JobState.VERIFYING:

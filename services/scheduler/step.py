@@ -63,7 +63,9 @@ class Step:
         """Move a job along the table; other fields change with it."""
         job = self.jobs[job_id].accounted(self.now_s)
         new_state = after(job.state, trigger)
-        self.jobs[job_id] = msgspec.structs.replace(job, state=new_state, reason=reason, **fields)
+        self.jobs[job_id] = msgspec.structs.replace(
+            job, state=new_state, reason=reason, changed_s=self.now_s, **fields
+        )
         self.orders_changed = self.orders_changed or trigger is not Trigger.STEPPED
         if new_state is not job.state:
             self.emit(JobStateChanged(job_id=job_id, old=job.state, new=new_state, reason=reason))

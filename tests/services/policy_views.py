@@ -13,7 +13,7 @@ from common.types import (
     Node,
     Placement,
     ThroughputParameters,
-    batch_config,
+    can_share,
 )
 from services.scheduler.policies.interface import ClusterView, Decision, JobView
 
@@ -109,11 +109,7 @@ def random_view(seed: int) -> ClusterView:
         limits["max_batch_size"] = max(limits["max_batch_size"], initial * max(len(allocation), 1))
         limits["batch_size"] = limits["max_batch_size"]
         probe = spec(name, **limits)
-        splits = (
-            n
-            for n in range(limits["max_replicas"], 0, -1)
-            if batch_config(probe.batch_size, n, probe).total_batch(n) >= initial
-        )
+        splits = (n for n in range(limits["max_replicas"], 0, -1) if can_share(n, probe))
         jobs.append(
             job(
                 name,

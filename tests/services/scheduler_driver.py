@@ -19,6 +19,7 @@ from services.scheduler.policies.interface import ClusterView, Decision, Policy
 from services.scheduler.state import JobRecord, State
 
 Kind = TypeVar("Kind")
+LEAVE_TIMEOUT_S = 100.0
 
 APPLICATION = ApplicationSpec(
     name="digits-cnn",
@@ -87,7 +88,9 @@ class Driver:
     def __init__(self, policy: Any, max_failures: int = 3) -> None:
         self.policy = policy
         checked: Policy = policy
-        settings = Settings(seed=1, restart_penalty_s=1.0, max_failures=max_failures)
+        settings = Settings(
+            seed=1, restart_penalty_s=1.0, max_failures=max_failures, leave_timeout_s=LEAVE_TIMEOUT_S
+        )
         self.core = SchedulerCore(checked, {APPLICATION.name: APPLICATION}, settings)
         self.state = State(run_id="run-1")
         self.now_s = 0.0

@@ -117,7 +117,7 @@ def test_fixed_lets_nobody_overtake() -> None:
         "fixed", view(running, job("b", replicas=4), job("c", replicas=1), job("d", replicas=2))
     )
     assert counts(decision) == {"a": 6, "b": 0, "c": 0, "d": 0}
-    assert decision.reasons["b"] == "waits: needs 4 slots, 2 free"
+    assert decision.reasons["b"] == "waits: 4 replicas asked for, slots free: 2"
     assert decision.reasons["c"] == "waits: 1 job before it in order of submission"
     assert decision.reasons["d"] == "waits: 2 jobs before it in order of submission"
 

@@ -15,6 +15,8 @@ from common.protocol import (
     JobRefused,
     JobSaved,
     JobStateChanged,
+    LeaveAgent,
+    Profiles,
     Refused,
     RegisterAgent,
     Registered,
@@ -24,12 +26,13 @@ from common.protocol import (
     SubmitJob,
     TargetReached,
     VerificationDone,
+    VerifierLost,
 )
-from common.types import JobConfig, JobState, Placement
+from common.types import JobConfig, JobProfile, JobState, Placement
 from services.scheduler.commands import Answer, SendOrders, WantRound
 from services.scheduler.policies.interface import Decision
 from services.scheduler.state import orders_of
-from tests.services.scheduler_driver import Driver, ScriptedPolicy, make_node, make_spec
+from tests.services.scheduler_driver import LEAVE_TIMEOUT_S, Driver, ScriptedPolicy, make_node, make_spec
 
 
 def placed(**replicas: int) -> tuple[Placement, ...]:
@@ -170,6 +173,105 @@ def test_a_preempting_job_that_dies_waits_for_slots_again(driver: Driver) -> Non
     driver.round()
     driver.fact(ReplicaLost(job_id="job-1", generation=1, reason="killed by signal 9"))
     assert driver.job("job-1").state is JobState.PENDING
+
+
+def test_only_the_node_of_rank_0_can_strand_a_job_that_saves(driver: Driver) -> None:
+    run_job(driver, a=1, b=1)
+    driver.policy.give("job-1", (), None)
+    driver.round()
+    driver.fact(ReplicaLost(job_id="job-1", generation=1, reason="killed by signal 9"), node="b")
+    driver.silence("b")
+    assert driver.job("job-1").state is JobState.PREEMPTING
+    driver.fact(JobSaved(job_id="job-1", generation=2, checkpoint="c", progress=7.0))
+    assert driver.job("job-1").checkpoint == "c"
+
+
+def test_a_job_of_which_nobody_tells_whether_it_has_saved_waits_for_slots_again(driver: Driver) -> None:
+    run_job(driver, a=1)
+    driver.policy.give("job-1", (), None)
+    driver.round()
+    driver.now_s += LEAVE_TIMEOUT_S
+    driver.round()
+    assert driver.job("job-1").state is JobState.PREEMPTING
+    driver.now_s += 1.0
+    driver.round()
+    assert driver.job("job-1").state is JobState.PENDING
+
+
+def test_a_save_of_a_former_generation_is_old_news(driver: Driver) -> None:
+    run_job(driver, a=1)
+    driver.policy.give("job-1", (), None)
+    driver.round()
+    driver.fact(JobSaved(job_id="job-1", generation=1, checkpoint="old", progress=1.0))
+    assert driver.job("job-1").state is JobState.PREEMPTING
+
+
+def test_a_first_step_of_a_former_generation_is_old_news(driver: Driver) -> None:
+    driver.submit(make_spec("job-1"))
+    driver.policy.give("job-1", placed(a=1), JobConfig(atomic_batch=16))
+    driver.round()
+    driver.policy.give("job-1", placed(a=2), JobConfig(atomic_batch=8))
+    driver.round()
+    driver.fact(GenerationRunning(job_id="job-1", generation=1, progress=0.0))
+    assert driver.job("job-1").state is JobState.STARTING
+
+
+@pytest.mark.parametrize("what", ["reached", "raised"])
+def test_the_end_of_a_job_counts_also_when_its_node_was_out_of_reach(driver: Driver, what: str) -> None:
+    """The agent kept the fact while the scheduler took it for gone, and told it when it came back."""
+    run_job(driver, a=1)
+    driver.silence("a")
+    driver.register(make_node("a", slots=4))
+    assert driver.job("job-1").state is JobState.PENDING
+    if what == "reached":
+        driver.fact(TargetReached(job_id="job-1", generation=1, checkpoint="c", metric=0.9, progress=5.0))
+        assert driver.job("job-1").state is JobState.VERIFYING
+        assert orders_of(driver.state).verifications[0].node == "a"
+    else:
+        driver.fact(JobRaised(job_id="job-1", generation=1, reason="ValueError: no"))
+        assert driver.job("job-1").state is JobState.FAILED
+
+
+def test_a_job_that_reaches_its_target_while_it_has_to_leave_is_verified_in_a_free_slot(
+    driver: Driver,
+) -> None:
+    run_job(driver, a=4)
+    driver.submit(make_spec("job-2"))
+    driver.policy.give("job-1", (), None)
+    driver.policy.give("job-2", placed(a=4), JobConfig(atomic_batch=16))
+    driver.round()
+    driver.fact(TargetReached(job_id="job-1", generation=1, checkpoint="c", metric=0.9, progress=5.0))
+    assert driver.job("job-1").allocation == placed(b=1)
+
+
+def test_a_lost_verifier_is_replaced_but_not_for_ever(driver: Driver) -> None:
+    run_job(driver, a=1)
+    driver.fact(TargetReached(job_id="job-1", generation=1, checkpoint="c", metric=0.9, progress=5.0))
+    for _ in range(3):
+        version = driver.state.orders_version
+        driver.fact(VerifierLost(job_id="job-1", reason="ended by signal SIGKILL"))
+        assert driver.job("job-1").state is JobState.VERIFYING
+        assert driver.state.orders_version > version
+    driver.fact(VerifierLost(job_id="job-1", reason="ended by signal SIGKILL"))
+    assert driver.job("job-1").state is JobState.FAILED
+    assert "could not be verified" in driver.events(JobFailed)[0].reason
+
+
+def test_a_node_that_leaves_in_peace_costs_no_failure(driver: Driver) -> None:
+    run_job(driver, a=1, b=1)
+    driver.give(LeaveAgent(node="b", incarnation="first"))
+    assert driver.job("job-1").allocation == placed(a=1)
+    assert driver.job("job-1").failures == 0
+    driver.silence("a")
+    assert driver.job("job-1").failures == 1
+
+
+def test_an_ended_job_leaves_no_profile_behind(driver: Driver) -> None:
+    run_job(driver, a=1)
+    driver.give(Profiles(profiles=(JobProfile(job_id="job-1"),)))
+    assert set(driver.state.profiles) == {"job-1"}
+    driver.give(CancelJob(job_id="job-1"))
+    assert driver.state.profiles == {}
 
 
 def test_a_lost_replica_makes_the_others_meet_anew(driver: Driver) -> None:

@@ -21,6 +21,7 @@ from common.protocol import (
     RoundDecided,
     TargetReached,
     VerificationDone,
+    VerifierLost,
 )
 from common.types import JobConfig, JobState, Placement
 from services.scheduler.policies.interface import ClusterView, Decision
@@ -93,7 +94,7 @@ class CoreMachine(RuleBasedStateMachine):
         self.driver.round()
 
     @precondition(lambda self: self.driver.state.agents and self.driver.state.jobs)
-    @rule(data=st.data(), age=st.integers(0, 2), kind=st.sampled_from(range(7)))
+    @rule(data=st.data(), age=st.integers(0, 2), kind=st.sampled_from(range(8)))
     def fact(self, data: st.DataObject, age: int, kind: int) -> None:
         """Any fact, late ones too, of any job, whatever its state."""
         self.tick()
@@ -108,6 +109,7 @@ class CoreMachine(RuleBasedStateMachine):
             JobRaised(job_id=job_id, generation=generation, reason="raised"),
             VerificationDone(job_id=job_id, metric=0.9),
             VerificationDone(job_id=job_id, metric=0.1, findings=("no",)),
+            VerifierLost(job_id=job_id, reason="lost"),
         )
         self.driver.fact(facts[kind], node=node)
 

@@ -6,7 +6,7 @@ comes out the same, and a job that keeps its count keeps its placement: nothing 
 
 from typing import Any
 
-from common.types import Allocation, JobConfig, JobSpec, batch_config, replicas_of
+from common.types import Allocation, JobConfig, JobSpec, batch_config, can_share, replicas_of
 from services.scheduler.policies.interface import ClusterView, Decision
 from services.scheduler.policies.placement import Board, describe, number_nodes, to_allocation, to_row
 
@@ -17,7 +17,7 @@ class DynamicPolicy:
     def decide(self, view: ClusterView, memory: Any, seed: int) -> Decision:
         slots = sum(node.slots for node in view.nodes)
         shares = equal_shares([usable_replicas(job.spec) for job in view.jobs], slots)
-        counts = [splits_evenly(job.spec, share) for job, share in zip(view.jobs, shares, strict=True)]
+        counts = [shareable(job.spec, share) for job, share in zip(view.jobs, shares, strict=True)]
         board = Board([node.slots for node in view.nodes])
         numbers = number_nodes(view.nodes)
         placed: dict[int, Allocation] = {}
@@ -57,13 +57,9 @@ def usable_replicas(spec: JobSpec) -> int:
     return max(min(spec.max_replicas, spec.batch_size // spec.min_atomic_batch), 1)
 
 
-def splits_evenly(spec: JobSpec, share: int) -> int:
-    """The most replicas, up to the share, over which the batch can be split without leaving its bounds."""
-    counts = range(share, 1, -1)
-    in_bounds = (
-        n for n in counts if batch_config(spec.batch_size, n, spec).total_batch(n) >= spec.min_batch_size
-    )
-    return next(in_bounds, min(share, 1))
+def shareable(spec: JobSpec, share: int) -> int:
+    """The most replicas, up to the share, that have a batch within the job's bounds."""
+    return next((n for n in range(share, 0, -1) if can_share(n, spec)), 0)
 
 
 def equal_shares(limits: list[int], slots: int) -> list[int]:

@@ -46,7 +46,7 @@ class FixedPolicy:
                 first_waiting = place
                 allocations[spec.id] = ()
                 free = sum(board.free)
-                reasons[spec.id] = f"waits: needs {spec.replicas} slots, {free} free"
+                reasons[spec.id] = f"waits: {spec.replicas} replicas asked for, slots free: {free}"
             if allocations[spec.id]:
                 configs[spec.id] = config
         return Decision(allocations=allocations, configs=configs, reasons=reasons)

@@ -27,8 +27,8 @@ from common.types import (
     Allocation,
     GradientStatistics,
     JobConfig,
-    JobSpec,
     ThroughputParameters,
+    batch_config,
     replicas_of,
 )
 from services.scheduler.policies.interface import ClusterView, Decision, JobView
@@ -116,17 +116,6 @@ class GoodputPolicy:
         return Options(together=together, spread=spread, present=job.present, keep=keep)
 
 
-def smallest_batch(spec: JobSpec, replicas: int) -> JobConfig:
-    """M0 in as few passes as possible, or as little above it as whole examples and the bounds demand."""
-    fewest = math.ceil(spec.min_batch_size / (replicas * spec.max_atomic_batch))
-    for passes in range(fewest, spec.min_batch_size + 1):
-        atomic = max(math.ceil(spec.min_batch_size / (replicas * passes)), spec.min_atomic_batch)
-        config = JobConfig(atomic_batch=atomic, accumulation=passes - 1)
-        if config.total_batch(replicas) <= spec.max_batch_size:
-            return config
-    raise ValueError(f"job {spec.id}: no batch within its bounds can be split over {replicas} replicas")
-
-
 def utility(speedup: FloatArray, power: float) -> FloatArray:
     """Its sum over jobs orders divisions of the cluster as their power mean does. -inf where `speedup` is
     not a number."""
@@ -194,7 +183,7 @@ class JobModel:
         if self.best is None:
             if present and replicas == replicas_of(self.view.allocation):
                 return present
-            return smallest_batch(self.view.spec, replicas)
+            return batch_config(self.view.spec.min_batch_size, replicas, self.view.spec)
         where = int(len(row) > 1), replicas - 1
         best = JobConfig(
             atomic_batch=int(self.best.atomic_batch[where]), accumulation=int(self.best.accumulation[where])
