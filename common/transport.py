@@ -289,14 +289,14 @@ class ReplyServer:
         return self._answerer.answer(frames[0].bytes)
 
     def _still_waits(self, client: bytes, frame: zmq.Frame) -> bool:
-        """Whether the client is still connected. It may have closed while this process was stopped or busy;
-        the kernel knows of that before libzmq does, libzmq (EVENTS refreshes it) for longer."""
+        """Whether the client is still connected: the kernel knows that first, libzmq (EVENTS refreshes it)
+        for longer, and alone of peers of an old protocol."""
         poll = select.poll()
-        poll.register(frame.get(zmq.SRCFD), select.POLLRDHUP)
-        if poll.poll(0):
-            return False
+        with contextlib.suppress(zmq.ZMQError):
+            poll.register(frame.get(zmq.SRCFD), select.POLLRDHUP)
+        hung_up = poll.poll(0)
         self._socket.getsockopt(zmq.EVENTS)
-        return self._send(client, RECEIPT)
+        return not hung_up and self._send(client, RECEIPT)
 
     def _send(self, client: bytes, data: bytes) -> bool:
         try:

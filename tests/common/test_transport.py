@@ -5,11 +5,13 @@ Servers run in a thread with a reactor of its own; every port is chosen by the s
 
 import os
 import random
+import socket
 import subprocess
 import sys
 import threading
 import time
 from contextlib import contextmanager
+from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -120,12 +122,22 @@ class TestRequests:
         with serving(recorder) as server, client_of(server.endpoint) as client:
             frame_id, data = client._frames.request_bytes(CancelJob(job_id="a"))
             for _ in range(3):
-                socket = client._connected(client._context)
-                socket.send(data)
-                assert socket.recv() == b""
-                assert decode(socket.recv(), ReplyFrame) == ReplyFrame(id=frame_id, reply=Done())
-                socket.close()
+                connection = client._connected(client._context)
+                connection.send(data)
+                assert connection.recv() == b""
+                assert decode(connection.recv(), ReplyFrame) == ReplyFrame(id=frame_id, reply=Done())
+                connection.close()
         assert recorder.requests == [CancelJob(job_id="a")]
+
+    def test_a_peer_of_an_old_protocol_stops_nothing(self, recorder):
+        """Its messages carry no connection to look at (ZMTP 1: an empty identity, then a frame)."""
+        with serving(recorder) as server, client_of(server.endpoint) as client:
+            address = urlsplit(server.endpoint)
+            with socket.create_connection((address.hostname, address.port), timeout=WAIT_S) as old:
+                old.sendall(b"\x01\x00" + b"\x06\x00hello")
+                assert old.recv(1), "the greeting"
+                assert client.request(GetJobs()) == Done()
+        assert recorder.requests == [GetJobs()]
 
     def test_silence_is_a_clear_error_within_5_seconds(self):
         endpoint = free_endpoint()
