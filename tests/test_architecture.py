@@ -40,6 +40,7 @@ PURE = (
     "services/scheduler/state.py",
     "services/scheduler/step.py",
     "services/job_agent/reconcile.py",
+    "services/job_agent/unsaved.py",
     "services/metrics_collector/profiles.py",
     "services/monitor/view.py",
     "analysis/audit.py",

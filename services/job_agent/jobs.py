@@ -1,7 +1,9 @@
 """The jobs of a node: from orders to processes, and from what the processes say and how they end to facts.
 
-A process that ends without having been told to is accounted for: ended by a signal it is a ReplicaLost, which
-the job survives; exited with whatever code before its work was done, it is a JobRaised, which it does not.
+A process that ends without having been told to is accounted for: ended by a signal it is a ReplicaLost or a
+VerifierLost, which the job survives; exited with whatever code before its work was done, it is a JobRaised or
+a refuted claim, which it does not. A replica that was told to leave is missed by nobody: the group to come
+has no rank for it, and what is left of the present one goes over to that group when it breaks.
 """
 
 import signal
@@ -31,6 +33,7 @@ from common.protocol import (
     VerificationDone,
     VerificationStarted,
     Verified,
+    VerifierLost,
     VerifyOrder,
     VerifyStart,
 )
@@ -48,6 +51,7 @@ from services.job_agent.reconcile import (
     reconcile,
 )
 from services.job_agent.replicas import Exit, Processes
+from services.job_agent.unsaved import Unsaved
 
 TAIL_LINES = 20
 TAIL_BYTES = 2_000
@@ -59,22 +63,11 @@ class Tracked:
 
     record: Replica | Verifier
     output: Path
+    started_s: float
     answered: bool = False
     """It has said why it ends: JobRaised, or the verdict."""
     told_to_leave_s: float = float("inf")
     claim: VerifyOrder | None = None
-
-
-@dataclass
-class RankZero:
-    """Where rank 0 of a job is, by the orders that this agent has seen."""
-
-    node: str
-    moved: bool = False
-    """It has been on another node before, where the state may still be."""
-    leaves_since_s: float = float("inf")
-    answered: bool = False
-    """The scheduler has heard what became of the state of a job that had to leave."""
 
 
 class Jobs:
@@ -104,7 +97,7 @@ class Jobs:
         self.started = 0
         self.saved: dict[str, JobSaved] = {}
         """Jobs that have saved and of which processes here have still to exit."""
-        self.rank_zero: dict[str, RankZero] = {}
+        self.unsaved = Unsaved(node, config.trainer.collective_timeout_s)
 
     # ------------------------------------------------------------------ orders
 
@@ -114,30 +107,23 @@ class Jobs:
         self.follow(orders)
 
     def end(self) -> None:
-        """Follow no orders any more, and end what runs."""
-        self.orders = None
-        self.saved.clear()
-        self.rank_zero.clear()
+        """End what runs, and follow no orders any more. What the processes have already said counts."""
         for name, tracked in list(self.tracked.items()):
             if tracked.record.phase is Phase.GONE:
                 del self.tracked[name]
             else:
                 self.kill(name)
+        for saved in self.saved.values():
+            self.report(saved)
+        self.saved.clear()
+        self.orders = None
+        self.unsaved.follow(None, self.clock())
 
     def follow(self, orders: Orders) -> None:
         """Newer orders of the run."""
         self.orders = orders
-        self.rank_zero = {job.spec.id: self._rank_zero_of(job) for job in orders.jobs}
+        self.unsaved.follow(orders, self.clock())
         self.reconcile()
-
-    def _rank_zero_of(self, job: JobOrder) -> RankZero:
-        known = self.rank_zero.get(job.spec.id)
-        if not job.allocation:
-            rank_zero = known or RankZero(job.leaving[0].node if job.leaving else "")
-            rank_zero.leaves_since_s = min(rank_zero.leaves_since_s, self.clock())
-            return rank_zero
-        node = job.allocation[0].node
-        return RankZero(node, moved=known is not None and (known.moved or known.node != node))
 
     def reconcile(self) -> None:
         if self.orders is None:
@@ -180,7 +166,7 @@ class Jobs:
             return
         self.processes.send(name, encode(order))
         record = Replica(name=name, job_id=job.spec.id, serial=self.started, phase=Phase.ACTIVE, order=order)
-        self.tracked[name] = Tracked(record, output)
+        self.tracked[name] = Tracked(record, output, self.clock())
         self.publish(
             ReplicaStarted(
                 job_id=job.spec.id,
@@ -203,7 +189,7 @@ class Jobs:
         if pid is None:
             return
         record = Verifier(name=name, job_id=job_id, checkpoint=order.checkpoint, phase=Phase.ACTIVE)
-        self.tracked[name] = Tracked(record, output, claim=order)
+        self.tracked[name] = Tracked(record, output, self.clock(), claim=order)
         self.publish(VerificationStarted(job_id=job_id, node=self.node, replica=name, pid=pid))
 
     def new_process(self, job_id: str) -> tuple[str, Path]:
@@ -232,15 +218,22 @@ class Jobs:
     def on_tick(self) -> None:
         """What only time brings about."""
         self.answer_for_unsaved()
-        limit_s = self.config.trainer.order_timeout_s
+        leave_s, verify_s = self.config.trainer.order_timeout_s, self.config.trainer.verify_timeout_s
         for name, tracked in list(self.tracked.items()):
-            overdue = self.clock() - tracked.told_to_leave_s > limit_s
-            if overdue and tracked.record.phase is Phase.LEAVING:
-                self.give_up(name, f"was told to leave and has not in {limit_s:g} s")
+            phase = tracked.record.phase
+            if phase is Phase.LEAVING and self.clock() - tracked.told_to_leave_s > leave_s:
+                self.kill(name)
+            waits = tracked.claim is not None and phase is Phase.ACTIVE and not tracked.answered
+            if waits and self.clock() - tracked.started_s > verify_s:
+                self.give_up(name, f"had no answer in {verify_s:g} s")
 
     def give_up(self, name: str, why: str) -> None:
+        """Kill a process, and report it lost where it is missed and has not explained its end itself."""
+        tracked = self.tracked[name]
+        missed = tracked.record.phase is Phase.ACTIVE
         self.kill(name)
-        self.report_lost(self.tracked[name].record, f"{why}; killed")
+        if missed and not tracked.answered:
+            self.report_lost(tracked, f"{why}; killed")
 
     # ------------------------------------------------------------------ what processes say
 
@@ -263,6 +256,8 @@ class Jobs:
                 former = self.saved.get(message.job_id)
                 if former is None or former.progress <= message.progress:
                     self.saved[message.job_id] = message
+            case ReplicaLost() if tracked.record.phase is Phase.KILLED:
+                pass  # it is ended on purpose, and so may be the rest of its group
             case _ if isinstance(message, Fact):
                 self.report(message)
             case _:
@@ -270,27 +265,31 @@ class Jobs:
 
     def on_exit(self, name: str, exited: Exit) -> None:
         tracked = self.tracked[name]
-        record = tracked.record
-        self.publish(ReplicaExited(job_id=record.job_id, node=self.node, replica=name, exit_code=exited.code))
-        if record.phase is not Phase.KILLED:
+        phase = tracked.record.phase
+        job_id = tracked.record.job_id
+        self.publish(ReplicaExited(job_id=job_id, node=self.node, replica=name, exit_code=exited.code))
+        if phase is not Phase.KILLED:
             self.account_for(tracked, exited)
-        if record.phase is Phase.ACTIVE:
-            tracked.record = msgspec.structs.replace(record, phase=Phase.GONE)
+        lost = isinstance(tracked.record, Verifier) and tracked.record.lost_at is not None
+        if self.orders is not None and (phase is Phase.ACTIVE or lost):
+            tracked.record = msgspec.structs.replace(tracked.record, phase=Phase.GONE)
         else:
             del self.tracked[name]
-        if record.job_id in self.saved and not self.lives(record.job_id):
-            self.report(self.saved.pop(record.job_id))
+        if job_id in self.saved and not self.lives(job_id):
+            self.report(self.saved.pop(job_id))
         self.reconcile()
 
     def account_for(self, tracked: Tracked, exited: Exit) -> None:
         """Report an end that nobody asked for and that the process has not explained itself."""
         record = tracked.record
-        if tracked.claim is not None:
-            if not tracked.answered:
-                self.refute(tracked.claim, f"the verifier {ended(exited)} before it had an answer")
-        elif exited.code < 0:
-            self.report_lost(record, ended(exited))
-        elif not exited.finished and not tracked.answered and isinstance(record, Replica):
+        if exited.code < 0:
+            if record.phase is Phase.ACTIVE and not tracked.answered:
+                self.report_lost(tracked, ended(exited))
+        elif tracked.answered:
+            pass
+        elif tracked.claim is not None:
+            self.refute(tracked.claim, f"the verifier {ended(exited)} before it had an answer")
+        elif not exited.finished and isinstance(record, Replica):
             self.report(
                 JobRaised(
                     job_id=record.job_id,
@@ -311,17 +310,8 @@ class Jobs:
         self.report(VerificationDone(job_id=job_id, metric=metric, findings=findings))
 
     def answer_for_unsaved(self) -> None:
-        """A job has to save and leave, but nothing of it runs any more, or ever did: the scheduler would
-        wait for JobSaved. The node of its rank 0 says that there is no newer state than there was; where rank
-        0 has moved, not before the node that it came from has had time to save."""
-        for job in self.orders.jobs if self.orders else ():
-            job_id = job.spec.id
-            rank_zero = self.rank_zero[job_id]
-            wait_s = self.config.trainer.collective_timeout_s if rank_zero.moved else 0.0
-            mine = not job.allocation and rank_zero.node == self.node and not rank_zero.answered
-            if mine and not self.lives(job_id) and self.clock() - rank_zero.leaves_since_s >= wait_s:
-                reason = "nothing of it was running when it had to leave"
-                self.report(ReplicaLost(job_id=job_id, generation=job.generation, reason=reason))
+        for fact in self.unsaved.answers(self.lives, self.clock()):
+            self.report(fact)
 
     def lives(self, job_id: str) -> bool:
         return any(
@@ -329,18 +319,20 @@ class Jobs:
             for tracked in self.tracked.values()
         )
 
-    def report_lost(self, record: Replica | Verifier, why: str) -> None:
+    def report_lost(self, tracked: Tracked, why: str) -> None:
+        record = tracked.record
         if isinstance(record, Replica):
             reason = f"replica {record.name} {why}"
             self.report(ReplicaLost(job_id=record.job_id, generation=record.order.generation, reason=reason))
+        else:
+            assert self.orders is not None
+            tracked.record = msgspec.structs.replace(record, lost_at=self.orders.version)
+            self.report(VerifierLost(job_id=record.job_id, reason=f"verifier {record.name} {why}"))
 
     def report(self, fact: Fact) -> None:
-        if self.orders is None:
-            return
-        rank_zero = self.rank_zero.get(fact.job_id)
-        if rank_zero is not None and rank_zero.leaves_since_s <= self.clock():
-            rank_zero.answered = True
-        self.report_fact(fact)
+        if self.orders is not None:
+            self.unsaved.note(fact)
+            self.report_fact(fact)
 
 
 def ended(exited: Exit) -> str:

@@ -71,11 +71,6 @@ class Membership:
         self._beat_under_way = False
         self._said: set[str] = set()
 
-    @property
-    def unreported(self) -> int:
-        """Facts that the scheduler has not acknowledged."""
-        return len(self._facts)
-
     # ------------------------------------------------------------------ joining and leaving
 
     def join(self, node: Node) -> None:
@@ -100,6 +95,13 @@ class Membership:
             attempts=1,
         )
         self._reactor.run_until(lambda: bool(answered), end_s - self._clock())
+
+    def resign(self) -> None:
+        """Be nobody's, and let the scheduler know, so that it takes the next incarnation at once."""
+        if self.joined and self.node is not None:
+            leave = LeaveAgent(node=self.node.name, incarnation=self.incarnation)
+            self._client.post(leave, lambda _reply: None, lambda: None, timeout_s=ANSWER_S)
+        self.end()
 
     def end(self) -> None:
         """Be nobody's; what was under way is forgotten, facts are kept for the next time in the same run."""

@@ -1,7 +1,7 @@
 """From what is ordered and what runs on this node to what has to be done. Pure: processes are `replicas.py`.
 
 The function is level-triggered: it looks at the newest orders and at the processes as they are, so that a
-lost, repeated or late order changes nothing. Three rules carry the rest:
+lost, repeated or late order changes nothing. Four rules carry the rest:
 
 - A rank belongs to a process for as long as its group lives. Survivors take the first ranks of their node in
   their old order, newcomers the ranks after them. The rank of a process that ended is not given away in the
@@ -9,6 +9,7 @@ lost, repeated or late order changes nothing. Three rules carry the rest:
 - A replica that was told to leave never comes back, but hears of every newer generation until it has left,
   because the ranks leave a group only when all of them know the same newest generation.
 - Processes count against the slots until they have exited; what does not fit is started later.
+- A verifier that was lost is not tried again before newer orders ask for it: how often, is the scheduler's.
 """
 
 import enum
@@ -48,6 +49,8 @@ class Verifier(Struct, frozen=True):
     job_id: str
     checkpoint: str
     phase: Phase
+    lost_at: int | None = None
+    """Version of the orders under which it was lost, without a verdict."""
 
 
 class Kill(Struct, frozen=True):
@@ -93,15 +96,19 @@ def reconcile(
     wanted = [order for order in orders.verifications if order.node == node]
     claims = {(order.spec.id, order.checkpoint) for order in wanted}
     ends: list[Action] = []
+    seen = set()
     for verifier in verifiers:
-        if (verifier.job_id, verifier.checkpoint) not in claims:
+        claim = (verifier.job_id, verifier.checkpoint)
+        may_try = verifier.lost_at is not None and verifier.lost_at < orders.version
+        if claim not in claims or may_try:
             ends.extend(_end(verifier))
+        elif verifier.phase is not Phase.KILLED or verifier.lost_at is not None:
+            seen.add(claim)
     for replica in replicas:
         job = jobs.get(replica.job_id)
         if job is None or (replica.phase is Phase.GONE and replica.order.group != job.group):
             ends.extend(_end(replica))
 
-    seen = {(v.job_id, v.checkpoint) for v in verifiers if v.phase is not Phase.KILLED}
     starts: list[Action] = [StartVerifier(order=o) for o in wanted if (o.spec.id, o.checkpoint) not in seen]
     sends: list[Action] = []
     for job in orders.jobs:

@@ -79,7 +79,7 @@ class Agent:
             raise StoreFailed("the node's store ended before it was ready; what it printed says why")
         self.node = msgspec.structs.replace(self.node, store_port=0)
         self.processes.prepare()
-        self.membership.end()
+        self.membership.resign()
         self.begin_again("forkserver or store has died")
 
     def begin_again(self, why: str) -> None:

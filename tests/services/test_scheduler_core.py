@@ -171,7 +171,9 @@ def test_a_preempting_job_that_dies_waits_for_slots_again(driver: Driver) -> Non
     run_job(driver, a=2)
     driver.policy.give("job-1", (), None)
     driver.round()
-    driver.fact(ReplicaLost(job_id="job-1", generation=1, reason="killed by signal 9"))
+    driver.fact(ReplicaLost(job_id="job-1", generation=1, reason="old news"))
+    assert driver.job("job-1").state is JobState.PREEMPTING
+    driver.fact(ReplicaLost(job_id="job-1", generation=2, reason="nothing of it was running"))
     assert driver.job("job-1").state is JobState.PENDING
 
 
@@ -179,7 +181,7 @@ def test_only_the_node_of_rank_0_can_strand_a_job_that_saves(driver: Driver) -> 
     run_job(driver, a=1, b=1)
     driver.policy.give("job-1", (), None)
     driver.round()
-    driver.fact(ReplicaLost(job_id="job-1", generation=1, reason="killed by signal 9"), node="b")
+    driver.fact(ReplicaLost(job_id="job-1", generation=2, reason="killed by signal 9"), node="b")
     driver.silence("b")
     assert driver.job("job-1").state is JobState.PREEMPTING
     driver.fact(JobSaved(job_id="job-1", generation=2, checkpoint="c", progress=7.0))
@@ -247,6 +249,8 @@ def test_a_job_that_reaches_its_target_while_it_has_to_leave_is_verified_in_a_fr
 def test_a_lost_verifier_is_replaced_but_not_for_ever(driver: Driver) -> None:
     run_job(driver, a=1)
     driver.fact(TargetReached(job_id="job-1", generation=1, checkpoint="c", metric=0.9, progress=5.0))
+    driver.fact(VerifierLost(job_id="job-1", reason="one of another time"), node="b")
+    assert driver.job("job-1").failures == 0
     for _ in range(3):
         version = driver.state.orders_version
         driver.fact(VerifierLost(job_id="job-1", reason="ended by signal SIGKILL"))
