@@ -11,6 +11,7 @@ from itertools import pairwise
 from analysis.load import END_STATES, JobHistory, Line, Replay
 from common.eventlog import find_gaps
 from common.protocol import (
+    METRIC_TOLERANCE,
     AgentJoined,
     AgentLeft,
     Event,
@@ -33,8 +34,6 @@ from common.types import JobState, Struct
 from services.scheduler.job_states import TRANSITIONS
 
 MAX_FINDINGS_A_RULE = 20
-METRIC_TOLERANCE = 1e-4
-"""Between the reported metric and that of the verifier (the acceptance rule of a completion)."""
 PROGRESS_TOLERANCE = 1e-6
 """Relative; progress is a float that is broadcast at a regrouping."""
 CLOCK_TOLERANCE_S = 1.0

@@ -354,6 +354,10 @@ class VerificationStarted(Message, frozen=True):
     pid: int
 
 
+METRIC_TOLERANCE = 1e-4
+"""Between the reported metric and that of the verifier: the acceptance rule of a completion."""
+
+
 class Verified(Message, frozen=True):
     """What the verifier found. `ok` exactly when `findings` is empty."""
 
@@ -674,3 +678,5 @@ class JournalEntry(Struct, frozen=True):
 
     now_s: float
     input: CoreInput
+    events: int = 0
+    """How many events all incarnations of the scheduler had published in this run before this input."""

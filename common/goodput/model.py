@@ -6,6 +6,7 @@ for an allocation `a`, `m` examples a pass (`atomic`), `s` accumulation passes, 
 All functions take numbers or numpy arrays and broadcast them.
 """
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -98,12 +99,17 @@ def throughput(
 
 
 def gain(statistics: GradientStatistics, scale: Numbers) -> FloatArray:
-    """AdaScale's gain r(S) = (var + sqr) / (var / S + sqr), in [1, S], of a batch of S x M0 examples."""
+    """AdaScale's gain r(S) = (var + sqr) / (var / S + sqr), in [1, S]: the steps at M0 that one step at
+    `scale` S, of S x M0 examples, is worth (Johnson et al. 2020, section 3.2).
+
+    `sqr` and `var` are of a gradient at M0. Values that cannot be one (negative, not finite) gain
+    nothing: 1.
+    """
     scale = np.asarray(scale, dtype=float)
-    whole = statistics.var + statistics.sqr
-    if not whole > 0:
+    sqr, var = statistics.sqr, statistics.var
+    if not (math.isfinite(sqr + var) and sqr >= 0.0 and var > 0.0):
         return np.ones_like(scale)
-    return np.asarray(whole / (statistics.var / scale + statistics.sqr))
+    return np.asarray(np.clip((var + sqr) / (var / scale + sqr), 1.0, scale))
 
 
 def efficiency(statistics: GradientStatistics | None, scale: Numbers) -> FloatArray:

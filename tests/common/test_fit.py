@@ -141,6 +141,30 @@ def test_the_gradient_is_that_of_the_objective() -> None:
         assert gradient == pytest.approx(numeric, rel=1e-5, abs=1e-5)
 
 
+def test_the_objective_of_an_exact_explanation_is_its_prior() -> None:
+    nodes, replicas, atomic = (np.array(column, dtype=float) for column in zip(*EVERYWHERE, strict=True))
+    log_times = np.log(np.array([(p.accumulation_s, p.step_s) for p in points(TRUE, EVERYWHERE)]).T)
+    *times_s, gamma = (getattr(TRUE, name) for name in ThroughputParameters.__struct_fields__)
+    value, _ = fitting._objective(
+        np.append(np.log(times_s), gamma),
+        fitting._terms(nodes, replicas, atomic),
+        1e-8 * (replicas == 1),
+        log_times,
+    )
+    prior = 1e-3 * (gamma - 1) ** 2 + 1e-2 * ((0.002 / 0.03) ** 2 + (0.0015 / 0.008) ** 2)
+    assert value - 2 * fitting.SMOOTHING == pytest.approx(prior, rel=1e-4)
+
+
+def test_a_further_replica_that_costs_ten_times_the_first_two_is_only_half_believed() -> None:
+    """The prior's weight: without it the exact ratio of 10 comes out, with ten times of it one below 1.1."""
+    truth = ThroughputParameters(
+        alpha_c=0.011, beta_c=0.0004, alpha_n=0.03, beta_n=0.3, alpha_r=0.008, beta_r=0.08, gamma=1.8
+    )
+    fitted = fit_throughput(points(truth, EVERYWHERE)).parameters
+    assert 1.5 < fitted.beta_r / fitted.alpha_r < 4.0
+    assert 1.5 < fitted.beta_n / fitted.alpha_n < 5.0
+
+
 @pytest.mark.parametrize("bad_s", [0.0, -1.0, float("nan"), float("inf")])
 def test_times_that_are_not_positive_and_finite_are_refused(bad_s: float) -> None:
     point = ProfilePoint(nodes=1, replicas=1, atomic_batch=8, accumulation_s=0.1, step_s=bad_s, samples=1)

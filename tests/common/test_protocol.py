@@ -49,7 +49,9 @@ def example(kind: Any, name: str) -> Any:
     """A value of the type that depends on nothing but the declaration; no field keeps its default."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
-        return example(arguments[0], name)
+        value = example(arguments[0], name)
+        limits = [meta.le for meta in arguments[1:] if meta.le is not None]
+        return type(value)(min(value, *limits)) if limits else value
     if origin is Literal:
         return arguments[0]
     if origin is types.UnionType or origin is typing.Union:

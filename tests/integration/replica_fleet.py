@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -210,16 +210,20 @@ EVERY_STEP = TrainerConfig(
 )
 
 
+class Store(NamedTuple):
+    port: int
+    pid: int
+
+
 @contextmanager
-def running_store() -> Iterator[int]:
-    """Its port."""
+def running_store() -> Iterator[Store]:
     ours, theirs = context.Pipe()
     process = context.Process(target=_store, args=(theirs,), daemon=True)
     process.start()
     theirs.close()
     try:
         assert ours.poll(TIMEOUT_S)
-        yield msgspec.msgpack.decode(ours.recv_bytes(), type=int)
+        yield Store(msgspec.msgpack.decode(ours.recv_bytes(), type=int), process.pid)
     finally:
         ours.close()
         process.join(TIMEOUT_S)

@@ -47,8 +47,8 @@ M0 = 24
 
 @pytest.fixture(scope="module")
 def store_port() -> Iterator[int]:
-    with running_store() as port:
-        yield port
+    with running_store() as store:
+        yield store.port
 
 
 @pytest.fixture

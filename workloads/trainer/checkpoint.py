@@ -108,18 +108,22 @@ class StateLock:
         self._fd = os.open(folder / "state.lock", os.O_RDWR | os.O_CREAT, 0o644)
 
     def try_alone(self) -> bool:
-        """Whether nobody else has state; then it is held alone until `share`."""
-        try:
-            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        return True
+        """Whether nobody else has state; then it is held alone until `try_share`."""
+        return self._try(fcntl.LOCK_EX)
 
-    def share(self) -> None:
-        fcntl.flock(self._fd, fcntl.LOCK_SH)
+    def try_share(self) -> bool:
+        """Whether nobody holds it alone; then this replica is one of those that hold it."""
+        return self._try(fcntl.LOCK_SH)
 
     def release(self) -> None:
         fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def _try(self, how: int) -> bool:
+        try:
+            fcntl.flock(self._fd, how | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
 
 
 def note_progress(folder: Path, progress: float) -> None:

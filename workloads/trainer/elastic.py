@@ -3,7 +3,8 @@
 The ranks of a group agree on the step after which they switch to a newer order by two sums that travel with
 the gradients (`Course`). The members of a new group meet in a TCPStore under the prefix (job, group), so that
 a straggler of another group cannot get in, and connect to each other only when all of them are there. Every
-wait is bounded, and given up for a newer order.
+wait is bounded, and given up for a newer order; a store that stands still breaks the group like one that is
+gone.
 
 Groups are torch's `ProcessGroupGloo` objects, made and dropped directly: `init_process_group` would make the
 same object behind process-wide state. One gloo device (a listening socket and a thread) serves all groups of
@@ -20,10 +21,10 @@ from typing import Any, TypeVar
 
 import torch
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
-from torch.distributed import DistError
 
 from common.codec import decode, encode
 from common.protocol import ReplicaMessage, ReplicaOrder
+from workloads.trainer.bounded import BoundedCaller
 
 POLL_S = 0.002
 """Between two looks at a store that cannot be waited for together with a pipe."""
@@ -105,25 +106,17 @@ class Group:
 
 
 class Meeting:
-    """One group's place in its store. Raises GroupBroken wherever the store cannot be reached."""
+    """One group's place in its store. Raises GroupBroken wherever the store cannot be reached, or does not
+    answer within `timeout_s`."""
 
     def __init__(self, job_id: str, order: ReplicaOrder, timeout_s: float) -> None:
         self.order = order
-        self._timeout = timedelta(seconds=timeout_s)
+        self._timeout_s = timeout_s
         self._ranks = range(order.world_size)
-        try:
-            store = TCPStore(
-                order.store_host,
-                order.store_port,
-                is_master=False,
-                wait_for_workers=False,
-                timeout=self._timeout,
-            )
-            self._store = PrefixStore(f"{job_id}/{order.group}", store)
-        except DistError as error:
-            raise GroupBroken(
-                f"store at {order.store_host}:{order.store_port} cannot be reached: {_short(error)}"
-            ) from error
+        self._silent = False
+        """A store that has not answered once is not asked again."""
+        where = f"store at {order.store_host}:{order.store_port}"
+        self._store = self._ask(lambda: self._open(job_id), f"{where} cannot be reached")
 
     def announce(self, *, has_state: bool) -> None:
         """This member can come as soon as the others can."""
@@ -134,8 +127,7 @@ class Meeting:
 
     def somebody_has_state(self) -> bool:
         """Among those that have announced themselves."""
-        keys = [f"announced/{rank}" for rank in self._ranks]
-        there = [key for key in keys if self._ask(lambda key=key: self._store.check([key]))]  # type: ignore[misc]
+        there = [key for rank in self._ranks if self._has(key := f"announced/{rank}")]
         return bool(there) and HAS_STATE.encode() in self._ask(lambda: self._store.multi_get(there))
 
     def gather(self, mailbox: Mailbox, bound_s: float, prepare: Callable[[], None]) -> Group:
@@ -152,19 +144,16 @@ class Meeting:
                 prepare()
                 decision = self._decide(GO)
             else:
-                self._wait(lambda: self._ask(lambda: self._store.check(["decision"])), mailbox, bound_s)
+                self._wait(lambda: self._has("decision"), mailbox, bound_s)
                 decision = self._decide(GIVE_UP)
             if decision == GIVE_UP:
-                self._wait(lambda: False, mailbox, bound_s)
+                self._wait(lambda: False, mailbox, bound_s, "the group was given up, and no newer order came")
         except (Superseded, GroupBroken):
             if self._decide(GIVE_UP) != GO:
                 raise
         if self.order.world_size == 1:
             return Group(0, 1, None)
-        try:
-            backend = self._ask(self._connect)
-        except RuntimeError as error:
-            raise GroupBroken(_short(error)) from error
+        backend = self._ask(self._connect, f"group {self.order.group} did not connect")
         return Group(self.order.rank, self.order.world_size, backend)
 
     def _decide(self, proposal: str) -> str:
@@ -172,35 +161,64 @@ class Meeting:
         decided: bytes = self._ask(lambda: self._store.compare_set("decision", "", proposal))
         return decided.decode()
 
+    def _open(self, job_id: str) -> PrefixStore:
+        store = TCPStore(
+            self.order.store_host,
+            self.order.store_port,
+            is_master=False,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=self._timeout_s),
+        )
+        return PrefixStore(f"{job_id}/{self.order.group}", store)
+
     def _connect(self) -> Any:
         gloo: Any = ProcessGroupGloo
         options = gloo._Options()
-        options._timeout = self._timeout
+        options._timeout = timedelta(seconds=self._timeout_s)
         options._threads = GLOO_THREADS
         options._devices = [_device(_local_address(self.order.store_host, self.order.store_port))]
         store = PrefixStore("gloo", self._store)
         return gloo(store, self.order.rank, self.order.world_size, options)
 
-    def _wait(self, done: Callable[[], bool], mailbox: Mailbox, bound_s: float) -> None:
+    def _wait(
+        self, done: Callable[[], bool], mailbox: Mailbox, bound_s: float, otherwise: str | None = None
+    ) -> None:
         end_s = time.monotonic() + bound_s
         while not done():
             mailbox.read(POLL_S)
             check_newest(mailbox, self.order)
             if time.monotonic() > end_s:
-                missing = [r for r in self._ranks if not self._store.check([f"here/{r}"])]
-                raise GroupBroken(f"ranks {missing} of {self.order.world_size} did not come in {bound_s:g} s")
+                raise GroupBroken(f"{otherwise or self._lacking()} in {bound_s:g} s")
+
+    def _lacking(self) -> str:
+        """What the group could not begin without."""
+        size = len(self._ranks)
+        missing = [str(rank) for rank in self._ranks if not self._has(f"here/{rank}")]
+        if not missing:
+            return f"all {size} ranks came, but rank 0 did not let them begin"
+        return f"rank{'s' if len(missing) > 1 else ''} {', '.join(missing)} of {size} did not come"
 
     def _have(self, what: str) -> bool:
-        return self._ask(lambda: self._store.check([f"{what}/{rank}" for rank in self._ranks]))
+        return self._has(*(f"{what}/{rank}" for rank in self._ranks))
+
+    def _has(self, *keys: str) -> bool:
+        return self._ask(lambda: self._store.check(list(keys)))
 
     def _set(self, key: str, value: str) -> None:
         self._ask(lambda: self._store.set(key, value))
 
-    def _ask(self, question: Callable[[], T]) -> T:
+    def _ask(self, question: Callable[[], T], otherwise: str = "the group's store does not answer") -> T:
+        """`otherwise` begins the text of GroupBroken. torch's own timeout is no bound: most of its calls wait
+        without one for a server that stands still or has been cut off."""
+        if self._silent:
+            raise GroupBroken(otherwise)
         try:
-            return question()
-        except DistError as error:
-            raise GroupBroken(f"the group's store does not answer: {_short(error)}") from error
+            return _caller.call(question, self._timeout_s)
+        except TimeoutError as error:
+            self._silent = True
+            raise GroupBroken(f"{otherwise}: {error}") from error
+        except (RuntimeError, OSError) as error:
+            raise GroupBroken(f"{otherwise}: {_short(error)}") from error
 
 
 class Course:
@@ -270,6 +288,7 @@ def check_newest(mailbox: Mailbox, order: ReplicaOrder) -> None:
         raise Superseded
 
 
+_caller = BoundedCaller()
 _devices: dict[str, object] = {}
 
 

@@ -21,8 +21,8 @@ import math
 from dataclasses import dataclass
 from typing import Protocol
 
+from common.goodput.model import gain
 from common.types import GradientStatistics
-from workloads.trainer.adascale import gain
 
 MEMORY_STEPS = 100.0
 """Steps at M0 that the averages remember. AdaScale (section 3.2) has 1000, for jobs of many thousands; ours
@@ -131,7 +131,7 @@ class GradientNoiseScale:
 
     def gain(self, scale: float) -> float:
         known = self.statistics()
-        return gain(known.sqr, known.var, scale) if known else gain(1.0, 0.0, scale)
+        return float(gain(known, scale)) if known else 1.0
 
     def _sqr_error(self) -> float:
         """Standard error of the average of |mu|^2: the weighted variance of its estimates, times

@@ -160,7 +160,11 @@ class Replica:
             group.broadcast(data, donor)
             if steps != most_steps:
                 state.load_bytes(data.numpy().tobytes())
-        job.lock.share()
+        end_s = time.monotonic() + self._config.collective_timeout_s
+        while not job.lock.try_share():
+            self._mailbox.read(LOCK_POLL_S)
+            if time.monotonic() > end_s:
+                raise GroupBroken("a replica of another group keeps the job's state to itself")
         order = msgspec.structs.replace(
             order,
             generation=generation,

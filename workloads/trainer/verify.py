@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from common.codec import encode
-from common.protocol import VerificationDone, Verified, VerifyOrder, VerifyStart
+from common.protocol import METRIC_TOLERANCE, VerificationDone, Verified, VerifyOrder, VerifyStart
 from workloads.tasks import applications, build_task
 from workloads.trainer.checkpoint import CheckpointError, read
 from workloads.trainer.elastic import Group
@@ -15,7 +15,6 @@ from workloads.trainer.evaluation import evaluate
 from workloads.trainer.pacing import Pacer
 from workloads.trainer.state import TrainingState, meets
 
-METRIC_TOLERANCE = 1e-4
 PROGRESS_TOLERANCE = 1e-6
 """Relative."""
 

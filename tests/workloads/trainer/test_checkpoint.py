@@ -136,20 +136,23 @@ def _kill_at(moment: int) -> None:
 
 def test_state_is_not_read_from_disk_while_somebody_has_it_in_memory(tmp_path: Path) -> None:
     one, other, reader = (StateLock(tmp_path) for _ in range(3))
-    one.share()
-    other.share()
+    assert one.try_share()
+    assert other.try_share()
     assert not reader.try_alone()
     one.release()
     assert not reader.try_alone()
     other.release()
     assert reader.try_alone()
+    assert not one.try_share()
+    assert reader.try_share()
+    assert one.try_share()
 
 
 def test_a_killed_process_does_not_keep_others_from_the_disk(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     pid = os.fork()
     if pid == 0:
-        StateLock(tmp_path).share()
+        StateLock(tmp_path).try_share()
         os.write(writing, b"x")
         signal.pause()
     os.read(reading, 1)

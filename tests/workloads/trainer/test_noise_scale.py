@@ -7,6 +7,7 @@ example's gradient is x (x'delta - noise), so that at fixed weights
 """
 
 import math
+import statistics
 
 import pytest
 import torch
@@ -135,6 +136,18 @@ def test_without_estimates_nothing_is_gained_and_nothing_reported() -> None:
     estimator = fed(GroupNorms(groups=4, batch=128, local_sqr=3.0, mean_sqr=1.0), times=1)
     assert estimator.statistics() is None
     assert estimator.gain(64.0) == 1.0
+
+
+@pytest.mark.parametrize("estimates", [[1.0, -2.0, 3.0, -2.5, 0.5], [4.0, -4.0]])
+def test_an_average_below_its_standard_error_is_taken_for_as_large_as_that(estimates: list[float]) -> None:
+    """At next to no scale the averages weigh all estimates alike."""
+    estimator = GradientNoiseScale(M0)
+    for sqr in estimates:
+        # Of two groups, |mu|^2 = 2 |g|^2 - sum w_i |g_i|^2.
+        estimator.update(GroupNorms(groups=2, batch=32, local_sqr=5.0, mean_sqr=(sqr + 5.0) / 2), 1e-4)
+    known = estimator.statistics()
+    assert known is not None
+    assert known.sqr == pytest.approx(statistics.stdev(estimates) / math.sqrt(len(estimates)), rel=1e-4)
 
 
 def test_averages_survive_in_their_state() -> None:

@@ -1,0 +1,180 @@
+"""A store, or a replica with the state's lock, that stands still: nobody waits for it longer than agreed."""
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from common.protocol import GenerationRunning, GenerationStarted, ReplicaLost, ReplicaOrder
+from common.types import JobConfig
+from tests.integration.replica_fleet import (
+    EVERY_STEP,
+    TIMEOUT_S,
+    Fleet,
+    Store,
+    context,
+    running_store,
+    tiny_spec,
+)
+from workloads.trainer.checkpoint import StateLock
+from workloads.trainer.elastic import GroupBroken, Mailbox, Meeting
+
+pytestmark = pytest.mark.timeout(120)
+BOUND_S = 0.5
+HANGS_S = 10.0
+"""Without a bound a call would wait for as long as the store is stopped."""
+M0 = 24
+
+
+@pytest.fixture
+def store() -> Iterator[Store]:
+    with running_store() as running:
+        yield running
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(running.pid, signal.SIGKILL)
+
+
+@pytest.fixture
+def pipe() -> Iterator[Connection]:
+    ours, theirs = context.Pipe()
+    with ours, theirs:
+        yield ours
+
+
+def stop(pid: int) -> None:
+    """Returns when all of its threads stand still."""
+    os.kill(pid, signal.SIGSTOP)
+    end_s = time.monotonic() + TIMEOUT_S
+    while any(
+        stat.read_text().rsplit(")", 1)[1].split()[0] != "T"
+        for stat in Path(f"/proc/{pid}/task").glob("*/stat")
+    ):
+        assert time.monotonic() < end_s
+
+
+def order(store: Store, rank: int = 0) -> ReplicaOrder:
+    return ReplicaOrder(
+        generation=1,
+        group=1,
+        rank=rank,
+        world_size=2,
+        nodes=1,
+        config=JobConfig(atomic_batch=12),
+        store_host="127.0.0.1",
+        store_port=store.port,
+    )
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda meeting, mailbox: meeting.all_announced(),
+        lambda meeting, mailbox: meeting.somebody_has_state(),
+        lambda meeting, mailbox: meeting.gather(mailbox, TIMEOUT_S, lambda: None),
+    ],
+    ids=["all_announced", "somebody_has_state", "gather"],
+)
+def test_no_question_to_a_stopped_store_outlasts_the_bound(
+    store: Store, pipe: Connection, ask: Callable[[Meeting, Mailbox], object]
+) -> None:
+    meeting = Meeting("job", order(store), BOUND_S)
+    assert not meeting.all_announced()
+    stop(store.pid)
+    start_s = time.monotonic()
+    # It is asked once: what follows in the same meeting, and in the same `gather`, fails at once.
+    for text in ("does not answer(: no answer in 0.5 s)?$", "does not answer$"):
+        with pytest.raises(GroupBroken, match=text):
+            ask(meeting, Mailbox(pipe))
+    assert time.monotonic() - start_s < HANGS_S
+    with pytest.raises(GroupBroken, match=f"store at 127.0.0.1:{store.port} cannot be reached: no answer in"):
+        Meeting("job", order(store, 1), BOUND_S)
+    os.kill(store.pid, signal.SIGCONT)
+    assert not Meeting("another job", order(store), TIMEOUT_S).somebody_has_state()
+
+
+def test_a_store_that_dies_while_a_member_is_waited_for_breaks_the_group(
+    store: Store, pipe: Connection
+) -> None:
+    meeting = Meeting("job", order(store), BOUND_S)
+    os.kill(store.pid, signal.SIGKILL)
+    with pytest.raises(GroupBroken, match="the group's store does not answer"):
+        meeting.gather(Mailbox(pipe), TIMEOUT_S, lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("rank", "text"),
+    [
+        (0, "rank 1 of 2 did not come in 0.1 s"),
+        (1, "all 2 ranks came, but rank 0 did not let them begin in 0.1 s"),
+    ],
+)
+def test_a_group_that_does_not_begin_says_for_want_of_whom(
+    store: Store, pipe: Connection, rank: int, text: str
+) -> None:
+    meeting = Meeting("job", order(store, rank), TIMEOUT_S)
+    if rank == 1:
+        other = Meeting("job", order(store), TIMEOUT_S)
+        other._set("here/0", "")
+    with pytest.raises(GroupBroken, match=text):
+        meeting.gather(Mailbox(pipe), 0.1, lambda: None)
+
+
+def test_a_group_that_was_given_up_says_so_where_nothing_follows(store: Store, pipe: Connection) -> None:
+    with pytest.raises(GroupBroken, match="rank 1 of 2 did not come"):
+        Meeting("job", order(store), TIMEOUT_S).gather(Mailbox(pipe), 0.0, lambda: None)
+    with pytest.raises(GroupBroken, match="the group was given up, and no newer order came in 0 s"):
+        Meeting("job", order(store, 1), TIMEOUT_S).gather(Mailbox(pipe), 0.0, lambda: None)
+
+
+def test_a_group_whose_next_store_stands_still_is_reported_within_the_bound_and_keeps_its_state(
+    tmp_path: Path, store: Store
+) -> None:
+    config = msgspec.structs.replace(EVERY_STEP, collective_timeout_s=1.0)
+    with running_store() as good:
+        fleet = Fleet(tmp_path, tiny_spec(), good.port, config)
+        try:
+            fleet.order(2, M0 // 2)
+            fleet.wait_for_step(20)
+            stop(store.pid)
+            fleet.store_port = store.port
+            start_s = time.monotonic()
+            fleet.order(2, M0 // 2)
+            lost = fleet.wait_for(ReplicaLost)
+            assert time.monotonic() - start_s < HANGS_S
+            assert lost.generation == 2
+            assert f"store at 127.0.0.1:{store.port} cannot be reached" in lost.reason
+            fleet.store_port = good.port
+            fleet.order(2, M0 // 2)
+            started = fleet.wait_for(GenerationStarted, lambda event: event.generation == 3)
+            assert (started.state_from, started.progress_lost) == ("survivor", 0.0)
+            members = list(fleet.members)
+            fleet.preempt()
+            # Though the thread that has asked the stopped store still hangs.
+            assert [fleet.wait_for_exit(name) for name in members] == [0, 0]
+        finally:
+            fleet.close()
+
+
+def test_a_lock_that_somebody_keeps_breaks_the_group_within_the_bound(tmp_path: Path, store: Store) -> None:
+    config = msgspec.structs.replace(EVERY_STEP, collective_timeout_s=1.0)
+    fleet = Fleet(tmp_path, tiny_spec(), store.port, config)
+    try:
+        fleet.order(1, M0)
+        fleet.wait_for_step(10)
+        # A new file: nobody but a newcomer has to do with the lock that is held here.
+        (tmp_path / "state.lock").unlink()
+        kept = StateLock(tmp_path)
+        assert kept.try_alone()
+        fleet.order(2, M0 // 2)
+        fleet.wait_for(ReplicaLost, lambda fact: "keeps the job's state to itself" in fact.reason)
+        kept.release()
+        fleet.order(2, M0 // 2)
+        fleet.wait_for(GenerationRunning, lambda fact: fact.generation == 3)
+    finally:
+        fleet.close()

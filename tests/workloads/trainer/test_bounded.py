@@ -1,0 +1,39 @@
+"""Calls in a thread of their own; those that hang are let go by events."""
+
+import threading
+
+import pytest
+
+from workloads.trainer.bounded import BoundedCaller
+
+LONG_S = 30.0
+
+
+def test_a_call_gives_what_its_function_returns_or_raises() -> None:
+    caller = BoundedCaller()
+    assert caller.call(lambda: 3, LONG_S) == 3
+    with pytest.raises(ZeroDivisionError):
+        caller.call(lambda: 1 // 0, LONG_S)
+    assert caller.call(lambda: 4, LONG_S) == 4
+
+
+def test_one_thread_makes_all_calls_as_long_as_none_hangs() -> None:
+    caller = BoundedCaller()
+    threads = {caller.call(threading.current_thread, LONG_S) for _ in range(5)}
+    assert len(threads) == 1
+    assert threads.pop().daemon
+
+
+def test_a_call_that_hangs_is_left_behind_and_the_next_one_does_not_wait_for_it() -> None:
+    caller = BoundedCaller()
+    first = caller.call(threading.current_thread, LONG_S)
+    let_go = threading.Event()
+    with pytest.raises(TimeoutError, match=r"no answer in 0\.05 s"):
+        caller.call(let_go.wait, 0.05)
+    second = caller.call(threading.current_thread, LONG_S)
+    assert second is not first
+    assert first.is_alive()
+    let_go.set()
+    first.join(LONG_S)
+    assert not first.is_alive()
+    assert caller.call(threading.current_thread, LONG_S) is second
