@@ -214,6 +214,8 @@ class RunHistory:
     started: RunStarted | None = None
     ended: bool = False
     """By a RunEnded that no later RunStarted takes back."""
+    active_at_end: frozenset[str] = frozenset()
+    """Jobs that it names as under way."""
     nodes: dict[str, int] = field(default_factory=dict)
     """Slots of each node that is there."""
     capacity: list[tuple[float, int]] = field(default_factory=list)
@@ -238,6 +240,7 @@ def rebuild(lines: Sequence[Line]) -> RunHistory:
                 run.ended = False
             case RunEnded():
                 run.ended = True
+                run.active_at_end = frozenset(event.active)
             case AgentJoined():
                 run.nodes[event.node.name] = event.node.slots
                 run.note_capacity(t_s)

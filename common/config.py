@@ -36,7 +36,7 @@ class ConfigError(Exception):
 class RunConfig(Struct, frozen=True):
     """Where a run is kept. An empty `run_id` lets the scheduler make one from the time and the policy."""
 
-    logs_dir: str = "logs"
+    logs_dir: Annotated[str, Meta(min_length=1)] = "logs"
     run_id: Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,99})?$")] = ""
     workload: str = ""
     seed: Annotated[int, Meta(ge=0, lt=2**31)] = 0

@@ -111,7 +111,7 @@ def decode_line(line: bytes) -> EventRecord:
     spelled_floats = b'nan"' in line or b'inf"' in line
     try:
         record = (_lax_decoder if spelled_floats else _decoder).decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(_explain(line, str(error))) from error
     if record.schema != EVENT_SCHEMA:
         raise ValueError(_explain(line, "schema"))
@@ -135,7 +135,7 @@ def _spell_floats(value: Any) -> Any:
 def _explain(line: bytes, problem: str) -> str:
     try:
         tree = msgspec.json.decode(line)
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         return f"not JSON: {error}"
     if not isinstance(tree, dict) or not {"run_id", "source", "seq", "event"} <= tree.keys():
         return "not an event of coadapt"

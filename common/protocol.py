@@ -205,6 +205,8 @@ class RunStarted(Message, frozen=True):
 
 class RunEnded(Message, frozen=True):
     reason: str
+    active: tuple[str, ...] = ()
+    """Jobs that were under way when the stack was stopped, and so have no end."""
 
 
 class AgentJoined(Message, frozen=True):

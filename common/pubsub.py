@@ -123,8 +123,14 @@ class EventSubscriber:
 class OrdersPublisher:
     """Binds where agents and monitors listen for orders. A late one gets them at the next repetition."""
 
-    def __init__(self, reactor: "Reactor", endpoint: str, keys: Keys | None = None) -> None:
-        self._socket = reactor.pub_socket(LIMITS)
+    def __init__(
+        self,
+        reactor: "Reactor",
+        endpoint: str,
+        keys: Keys | None = None,
+        limits: LimitsConfig = LIMITS,
+    ) -> None:
+        self._socket = reactor.pub_socket(limits)
         self.endpoint = self._socket.bind(endpoint, keys)
 
     def publish(self, orders: Orders) -> None:

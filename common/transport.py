@@ -370,7 +370,7 @@ class RequestClient:
         if self._posted:
             self._posted.forget()
             self._disconnect()
-        self._context.term()
+        self._context.destroy(linger=0)  # with a socket that a Ctrl-C may have left open
 
     def _connected(self, context: zmq.Context[Socket]) -> Socket:
         socket = _open(context, zmq.DEALER, self._limits)

@@ -11,9 +11,10 @@ Progress is counted in AdaScale steps: steps at the initial batch size M0 (DESIG
 import enum
 import math
 import re
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
+from msgspec import Meta
 
 MAX_NAME_CHARS = 64
 NAME_PATTERN = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?")
@@ -99,12 +100,12 @@ class JobState(enum.StrEnum):
 class Node(Struct, frozen=True):
     """A machine, or a part of one, that one job-agent looks after."""
 
-    name: str
-    slots: int
-    slot_speed: float
-    """Fraction of a core that one slot is worth, in (0, 1]."""
+    name: Annotated[str, Meta(pattern=rf"^(?:{NAME_PATTERN.pattern})\Z", max_length=MAX_NAME_CHARS)]
+    slots: Annotated[int, Meta(ge=0, le=4096)]
+    slot_speed: Annotated[float, Meta(gt=0, le=1)]
+    """Fraction of a core that one slot is worth."""
     store_host: str = "127.0.0.1"
-    store_port: int = 0
+    store_port: Annotated[int, Meta(ge=0, le=65_535)] = 0
     """Where this node's TCPStore listens; groups whose first node this is meet there."""
 
 

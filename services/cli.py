@@ -21,6 +21,12 @@ if TYPE_CHECKING:
     from services.client import Arrivals
 
 MAX_LINE_CHARS = 1000
+KEYS_ADVICE = """
+What to do with them, each process having its files in a folder that its endpoints.keys_dir names:
+  scheduler, metrics-collector, event-logger: server.key, server.key_secret, the NAME.key of everybody whom
+    they serve, and NAME.key with NAME.key_secret of one name to connect with
+  agents and clients: server.key, and NAME.key with NAME.key_secret of one name
+A .key_secret is for its owner alone; a .key may be shown to anybody."""
 
 app = typer.Typer(
     name="coadapt",
@@ -217,6 +223,31 @@ def watch(
 
 
 @app.command()
+def keys(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the keys; made if need be.")],
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME ...", help='One pair of keys each; "client" if none is given.'),
+    ] = None,
+) -> None:
+    """Make CURVE keys, for endpoints that other machines reach.
+
+    Keys that are there already are kept."""
+    from common.transport import make_keys
+
+    _check_key_names(names or [])
+    try:
+        made = make_keys(folder, names or ["client"])
+    except OSError as error:
+        raise typer.BadParameter(f"{folder}: cannot be written: {error.strerror}") from error
+    for path in made:
+        print(path)
+    if not made:
+        print(f"{folder}: all of these keys are there already")
+    print(KEYS_ADVICE)
+
+
+@app.command()
 def summarize(
     logs: Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, or one with runs in it.")],
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of runs as JSON.")] = False,
@@ -258,8 +289,10 @@ def run(
         deadline_s = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
 
         def over(table: "JobTable") -> bool:
-            waiting = arrivals.submit_due() < math.inf
-            return (not waiting and arrivals.all_ended(table)) or time.monotonic() > deadline_s
+            if arrivals.all_ended(table) or time.monotonic() > deadline_s:
+                return True
+            arrivals.submit_due()
+            return False
 
         with screen() as show:
             code = _verdict(arrivals, follow(stack.jobs, show, over))
@@ -291,6 +324,18 @@ def _check_policy(name: str) -> None:
         make_policy(name)
     except UnknownPolicy as error:
         raise UserError(str(error)) from error
+
+
+def _check_key_names(names: list[str]) -> None:
+    from common.curve import SERVER
+    from common.types import MAX_NAME_CHARS, NAME_PATTERN
+
+    for name in names:
+        if len(name) > MAX_NAME_CHARS or name == SERVER or not NAME_PATTERN.fullmatch(name):
+            raise typer.BadParameter(
+                f"NAME {name[:MAX_NAME_CHARS]!r}: allowed: at most {MAX_NAME_CHARS} letters, digits, '_', "
+                f"'.', '-', a letter or digit first and last; {SERVER!r} is always made"
+            )
 
 
 def _settings(pairs: list[str]) -> dict[str, float]:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from common.config import Config
 from common.lifecycle import UserError
-from common.protocol import GetJobs, JobAccepted, JobTable, Refused, Request, SubmitJob
+from common.protocol import GetJobs, JobAccepted, JobRow, JobTable, Refused, Request, SubmitJob
 from common.transport import RequestClient, load_keys
 from common.types import JobState
 from workloads.tasks import UnknownApplication, applications
@@ -52,11 +52,16 @@ class Client:
 
 
 class Arrivals:
-    """The jobs of a workload, each submitted when its time has come; time starts now."""
+    """The jobs of a workload, each submitted when its time has come; time starts now.
+
+    A job table has all active jobs but only the newest of the others, so what was seen to end is remembered,
+    and a job that was accepted and is not in the table has ended."""
 
     def __init__(self, client: Client, workload: Workload) -> None:
         self.job_ids = {row.spec.id for row in workload.rows}
         self._client = client
+        self._submitted: set[str] = set()
+        self._ended: dict[str, JobRow] = {}
         self._waiting = deque(workload.rows)
         self._start_s = time.monotonic()
 
@@ -68,23 +73,33 @@ class Arrivals:
                 return wait_s
             spec = self._waiting.popleft().spec
             accepted = self._client.ask(SubmitJob(spec=spec), JobAccepted)
+            self._submitted.add(spec.id)
             print(f"{spec.id}: {'already accepted' if accepted.duplicate else 'submitted'}", flush=True)
         return math.inf
 
     def all_ended(self, table: JobTable) -> bool:
-        return self.job_ids <= {row.id for row in table.jobs if row.state.terminal}
+        """Whether all were submitted, before the table was asked for, and have ended."""
+        self._remember(table)
+        active = {row.id for row in table.jobs if not row.state.terminal}
+        return self.job_ids == self._submitted and not self.job_ids & active
 
     def failures(self, table: JobTable) -> list[str]:
         """A line on each of these jobs that was not completed and verified."""
-        rows = {row.id: row for row in table.jobs}
+        self._remember(table)
+        rows = {row.id: row for row in table.jobs} | self._ended
         lines = []
         for job_id in sorted(self.job_ids):
             row = rows.get(job_id)
-            if row is None:
+            if job_id not in self._submitted:
                 lines.append(f"{job_id}: not submitted before the time was over")
+            elif row is None:
+                lines.append(f"{job_id}: has ended long ago; only the event log still says how")
             elif row.state is not JobState.COMPLETED:
                 lines.append(f"{job_id}: {row.state}: {row.reason}")
         return lines
+
+    def _remember(self, table: JobTable) -> None:
+        self._ended |= {row.id: row for row in table.jobs if row.state.terminal and row.id in self.job_ids}
 
 
 def workload_reader(

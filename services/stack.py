@@ -210,7 +210,7 @@ class Stack:
 def claim_run_id(config: Config) -> str:
     """The run id of a stack, its folder made: the wanted one, or a new one.
 
-    Raises StackError when the wanted run is there already: two runs in one log would spoil both.
+    Raises UserError when the wanted run is there already: two runs in one log would spoil both.
     """
     logs_dir, wanted = Path(config.run.logs_dir), config.run.run_id
     try:
@@ -218,9 +218,9 @@ def claim_run_id(config: Config) -> str:
             return new_run_id(logs_dir, config.scheduler.policy, time.time())
         (logs_dir / wanted).mkdir(parents=True)
     except FileExistsError as error:
-        raise StackError(f"run_id {wanted}: {logs_dir / wanted} is there already") from error
+        raise UserError(f"run_id {wanted}: {logs_dir / wanted} is there already") from error
     except OSError as error:
-        raise StackError(f"logs_dir {logs_dir}: cannot be used: {error.strerror}") from error
+        raise UserError(f"logs_dir {logs_dir}: cannot be used: {error.strerror}") from error
     return wanted
 
 

@@ -71,14 +71,16 @@ def render(table: JobTable, width: int, height: int) -> RenderableType:
 
 
 def job_lines(table: JobTable) -> list[str]:
-    """A heading and one line a job, in columns, in order of submission."""
+    """A heading and one line a job, in columns, ended ones first; a line for those that are left out."""
     heading = ("JOB", "APPLICATION", "STATE", "SLOTS", "BATCH", "PROGRESS", "METRIC", "LAST DECISION")
     cells = [heading, *map(_texts, table.jobs)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(heading))]
-    return [
+    head, *lines = [
         "  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip()
         for row in cells
     ]
+    older = [f"({table.left_out} that ended earlier)"] if table.left_out else []
+    return [head, *older, *lines]
 
 
 def change_lines(old: JobTable | None, new: JobTable) -> list[str]:
@@ -101,7 +103,8 @@ def status_line(table: JobTable) -> str:
 
 
 def summary_line(table: JobTable) -> str:
-    return f"{printable(table.policy)}, round {table.rounds}: {_states(table.jobs)}"
+    older = f", and {table.left_out} that ended earlier" if table.left_out else ""
+    return f"{printable(table.policy)}, round {table.rounds}: {_states(table.jobs)}{older}"
 
 
 def _by_interest(jobs: tuple[JobRow, ...]) -> list[JobRow]:
@@ -180,6 +183,6 @@ def _essence(row: JobRow) -> tuple[object, ...]:
 
 
 def _elapsed(table: JobTable) -> str:
-    """Seconds since the first submission."""
+    """Seconds since the first submission that the table knows of."""
     start_s = min((row.submitted_s for row in table.jobs), default=table.now_s)
     return f"{table.now_s - start_s:6.1f}s"

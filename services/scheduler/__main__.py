@@ -3,7 +3,7 @@
 import sys
 
 from common.config import Config
-from common.lifecycle import EXIT_OK, StopFlag, UserError, service_main
+from common.lifecycle import StopFlag, UserError, service_main
 from common.transport import Reactor
 from services.scheduler.policies import UnknownPolicy, make_policy
 from services.scheduler.service import SchedulerService, make_core
@@ -21,7 +21,7 @@ def body(config: Config, stop: StopFlag) -> int:
     reactor.run()
     service.close("stopped")
     reactor.close()
-    return EXIT_OK
+    return stop.exit_code
 
 
 if __name__ == "__main__":

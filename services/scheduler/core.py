@@ -142,7 +142,7 @@ class _Inputs(Step):
 
     def cancel(self, job_id: str) -> None:
         if job_id in self.ended:
-            self.answer(Refused(reason=f"job {job_id!r} has already {self.ended[job_id].state}"))
+            self.answer(Refused(reason=f"job {job_id!r} is already {self.ended[job_id].state}"))
         elif job_id not in self.jobs:
             self.answer(Refused(reason=f"no job {job_id!r}; `coadapt jobs` lists them"))
         else:
@@ -345,7 +345,7 @@ class _Inputs(Step):
         try:
             decision = self.core.policy.decide(view, self.memory, seed)
             problem = check_decision(view, decision)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             problem = f"{type(error).__name__}: {error}"
         if not problem:
             return decision

@@ -20,6 +20,7 @@ from common.protocol import (
     CancelJob,
     CoreInput,
     Done,
+    Event,
     GetJobs,
     GetProfiles,
     GetRun,
@@ -50,10 +51,10 @@ from services.scheduler.commands import Answer, Command, Emit, SendOrders, WantR
 from services.scheduler.core import SchedulerCore, Settings
 from services.scheduler.journal import JOURNAL_FILE, JournalWriter, read_journal
 from services.scheduler.policies.interface import Policy
+from services.scheduler.resume import SOURCE, check_config, keep_config, published_events
 from services.scheduler.state import State, job_table, orders_of
 from workloads.tasks import applications
 
-CONFIG_COPY = "config.json"
 PROFILES_TIMEOUT_S = 0.3
 """A round is not held up longer by a silent collector; it goes by the profiles of the round before."""
 AGENTS_LEAVE_S = 1.5
@@ -81,6 +82,7 @@ class SchedulerService:
         self.run_dir = config.run_dir(run_id)
         self.state = State(run_id=run_id)
         self.heard_s: dict[str, float] = {}
+        self.last_beat_s = clock()
         self.round_wanted = ""
         self.round_under_way = False
         self.collector_silent = False
@@ -95,33 +97,38 @@ class SchedulerService:
             on_bad=self.on_bad_message,
             limits=config.limits,
         )
-        self.orders = OrdersPublisher(reactor, endpoints.scheduler_orders, keys)
+        self.orders = OrdersPublisher(reactor, endpoints.scheduler_orders, keys, config.limits)
         self.collector = RequestClient(endpoints.collector_requests, keys, reactor, config.limits)
-        self.run_dir.mkdir(parents=True, exist_ok=True)
-        resumed = self._replay()
+        resumed = self._open_run()
         self.journal = JournalWriter(self.run_dir)
+        self.published = published_events(self.run_dir)
+        """Events in this run so far, those of former incarnations included."""
+        missing = self._replay() if resumed else []
         self.publisher = EventPublisher(
             reactor,
             run_id=run_id,
-            source="scheduler",
+            source=SOURCE,
             incarnation=uuid.uuid4().hex[:12],
             endpoints=endpoints,
             outbox_dir=self.run_dir / "outbox",
+            limits=config.limits,
         )
-        if not resumed:
-            (self.run_dir / CONFIG_COPY).write_bytes(msgspec.json.format(msgspec.json.encode(config)))
-            self.publisher.publish(
-                RunStarted(
-                    policy=core.policy.name,
-                    workload=config.run.workload,
-                    seed=config.run.seed,
-                    round_s=config.scheduler.round_s,
-                    version=__version__,
-                )
+        for event in missing:  # before anything else, so that a scheduler killed here is counted right too
+            self.publish(event)
+        self.publish(
+            RunStarted(
+                policy=core.policy.name,
+                workload=config.run.workload,
+                seed=config.run.seed,
+                round_s=config.scheduler.round_s,
+                version=__version__,
             )
+        )
         log.info("run started", run=run_id, policy=core.policy.name, requests=endpoints.scheduler_requests)
-        reactor.every(config.scheduler.heartbeat_s, self.on_heartbeat_due)
-        reactor.every(config.scheduler.round_s, lambda: self.want_round("interval"))
+        self.timers = (
+            reactor.every(config.scheduler.heartbeat_s, self.on_heartbeat_due),
+            reactor.every(config.scheduler.round_s, lambda: self.want_round("interval")),
+        )
 
     def _new_run_id(self, wall_s: float) -> str:
         try:
@@ -129,18 +136,33 @@ class SchedulerService:
         except OSError as error:
             raise UserError(f"run.logs_dir {self.config.run.logs_dir}: {error.strerror}") from error
 
-    def _replay(self) -> bool:
-        """A restarted scheduler knows again what its journal knows; nothing is published twice. False when
-        there is no journal: the run is new."""
-        if not (self.run_dir / JOURNAL_FILE).exists():
-            return False
-        entries = 0
+    def _open_run(self) -> bool:
+        """Whether the run is there already, begun under the same configuration; else its folder is made."""
+        if (self.run_dir / JOURNAL_FILE).exists():
+            check_config(self.run_dir, self.config)
+            return True
+        try:
+            self.run_dir.mkdir(parents=True, exist_ok=True)
+            keep_config(self.run_dir, self.config)
+        except OSError as error:
+            raise UserError(f"{self.run_dir}: cannot be written: {error.strerror}") from error
+        return False
+
+    def _replay(self) -> list[Event]:
+        """Know again what the journal knows. Returns the events of the last input that were not published:
+        a scheduler may be killed between the journal and its events."""
+        entries = before = 0
+        commands: tuple[Command, ...] = ()
         for entry in read_journal(self.run_dir):
-            self.state, _ = self.core.step(self.state, entry.input, entry.now_s)
-            entries += 1
+            self.state, commands = self.core.step(self.state, entry.input, entry.now_s)
+            entries, before = entries + 1, entry.events
         self.heard_s = dict.fromkeys(self.state.agents, self.clock())
-        log.info("journal replayed", entries=entries, jobs=len(self.state.jobs))
-        return True
+        events = [command.event for command in commands if isinstance(command, Emit)]
+        missing = events[max(self.published - before, 0) :]
+        log.info(
+            "journal replayed", entries=entries, jobs=len(self.state.jobs), events_made_up_for=len(missing)
+        )
+        return missing
 
     # ------------------------------------------------------------------ requests
 
@@ -153,7 +175,7 @@ class SchedulerService:
             case Heartbeat():
                 return self.heartbeat(request)
             case GetJobs():
-                return job_table(self.state, self.clock(), self.core.policy.name)
+                return job_table(self.state, self.clock(), self.core.policy.name, request.ended)
             case GetRun():
                 return Run(
                     run_id=self.state.run_id, policy=self.core.policy.name, seed=self.core.settings.seed
@@ -185,14 +207,14 @@ class SchedulerService:
 
     def on_bad_message(self, error: str) -> None:
         log.warning("bad message refused", error=error)
-        self.publisher.publish(BadMessage(service="scheduler", error=error))
+        self.publish(BadMessage(service="scheduler", error=error))
 
     # ------------------------------------------------------------------ the core
 
     def feed(self, given: CoreInput) -> Reply | None:
         """Journal an input, let the core act on it, carry out its commands; its answer, if it has one."""
         now_s = self.clock()
-        self.journal.append(now_s, given)
+        self.journal.append(now_s, given, self.published)
         start_s = time.perf_counter()
         self.state, commands = self.core.step(self.state, given, now_s)
         took_s = time.perf_counter() - start_s
@@ -208,18 +230,27 @@ class SchedulerService:
             case Emit(event):
                 if isinstance(event, RoundDecided):
                     event = msgspec.structs.replace(event, decision_s=took_s)
-                self.publisher.publish(event)
+                self.publish(event)
             case SendOrders():
                 self.orders.publish(orders_of(self.state))
             case WantRound(trigger):
                 self.want_round(trigger)
         return None
 
+    def publish(self, event: Event) -> None:
+        self.publisher.publish(event)
+        self.published += 1
+
     # ------------------------------------------------------------------ timers
 
     def on_heartbeat_due(self) -> None:
         self.orders.publish(orders_of(self.state))
         now_s = self.clock()
+        late_s = now_s - self.last_beat_s - self.config.scheduler.heartbeat_s
+        self.last_beat_s = now_s
+        if late_s > 0.5 * self.config.scheduler.agent_timeout_s:
+            # It was us who stood still: what the agents said meanwhile may not have been read yet.
+            self.heard_s = dict.fromkeys(self.state.agents, now_s)
         for name, agent in list(self.state.agents.items()):
             if now_s - self.heard_s.get(name, now_s) > self.config.scheduler.agent_timeout_s:
                 log.warning("agent fell silent", node=name)
@@ -254,9 +285,14 @@ class SchedulerService:
             self.want_round(again)
 
     def close(self, reason: str) -> None:
+        """Let the agents leave, then end the run: nothing is heard or decided after its last event."""
         self.closing = True
         self.reactor.run_until(lambda: not self.state.agents, AGENTS_LEAVE_S)
-        self.publisher.publish(RunEnded(reason=reason))
+        for timer in self.timers:
+            timer.cancel()
+        self.collector.close()
+        self.server.close()
+        self.publish(RunEnded(reason=reason))
         flushed = self.publisher.close(FLUSH_S)
         self.journal.close()
         log.info("stopped", flushed=flushed)
@@ -270,5 +306,6 @@ def make_core(config: Config, policy: Policy) -> SchedulerCore:
             seed=config.run.seed,
             restart_penalty_s=config.scheduler.restart_penalty_s,
             max_failures=config.scheduler.max_failures,
+            leave_timeout_s=2 * config.trainer.order_timeout_s,
         ),
     )

@@ -1,5 +1,7 @@
 """What the scheduler's core knows: immutable records, and the views that are made from them."""
 
+from itertools import islice
+
 import msgspec
 
 from common.protocol import JobOrder, JobRow, JobTable, Orders, VerifyOrder
@@ -158,8 +160,10 @@ def cluster_view(state: State, now_s: float, restart_penalty_s: float) -> Cluste
     )
 
 
-def job_table(state: State, now_s: float, policy: str) -> JobTable:
-    """What clients see: ended jobs first, then the active ones, each in order."""
+def job_table(state: State, now_s: float, policy: str, ended: int) -> JobTable:
+    """What clients see: the newest `ended` jobs of those that have ended, in the order of their ends, then
+    the active ones in order of submission."""
+    left_out = max(len(state.ended) - max(ended, 0), 0)
     rows = tuple(
         JobRow(
             id=job.spec.id,
@@ -176,7 +180,7 @@ def job_table(state: State, now_s: float, policy: str) -> JobTable:
             restarts=job.restarts,
             reason=job.reason,
         )
-        for job in (*state.ended.values(), *state.jobs.values())
+        for job in (*islice(state.ended.values(), left_out, None), *state.jobs.values())
     )
     return JobTable(
         run_id=state.run_id,
@@ -185,6 +189,7 @@ def job_table(state: State, now_s: float, policy: str) -> JobTable:
         rounds=state.rounds,
         nodes=tuple(agent.node for _, agent in sorted(state.agents.items())),
         jobs=rows,
+        left_out=left_out,
     )
 
 

@@ -255,6 +255,12 @@ def test_a_job_without_an_end_is_found_only_when_the_run_has_ended():
     assert broken(written(without(going_on, RunEnded(reason="stopped")))) == {}
 
 
+def test_a_job_under_way_when_the_stack_was_stopped_needs_no_end():
+    going_on = without(good_run(), B_CANCELLED, changed("b", "running", "cancelled"))
+    end = RunEnded(reason="stopped")
+    assert broken(written(swap(going_on, end, replace(end, active=("b",))))) == {}
+
+
 def test_an_end_that_contradicts_the_state_is_found():
     told = swap(good_run(), changed("b", "running", "cancelled"), changed("b", "running", "failed"))
     assert_breaks(written(told), "one_end_a_job", "job b", "ends as cancelled but is failed")

@@ -155,7 +155,7 @@ def test_names_and_reasons_are_not_read_as_markup_or_control(tmp_path, capsys):
         Happening("scheduler", 2.0, JobFailed(job_id=job_id, reason="[bold]no[/bold] [/] \x07\r\n end")),
     ]
     save(written(told), tmp_path / "run")
-    assert main([str(tmp_path)]) == 1
+    assert main([str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert r"[red]x[/red]\x1b[31m\x0a:smile:" in out
     assert r"failed: [bold]no[/bold] [/] \x07\x0d\x0a end" in out

@@ -528,13 +528,15 @@ class TestCost:
         memory_bytes = psutil.Process(stack.logger.pid).memory_info().rss
         assert memory_bytes < 60_000_000
 
-    def test_events_go_through_at_more_than_a_thousand_a_second(self, stack, reactor, publisher):
-        """A floor that a loaded machine holds too; the figure itself is in the notes of the issue."""
+    def test_an_event_costs_less_than_a_millisecond_of_processor_time(self, stack, reactor, publisher):
+        """Publisher and logger together, whatever else the machine does: a thousand events a second take
+        less than one core. The figure itself is in the notes of the issue."""
         stack.start_logger()
-        start_s = time.monotonic()
+        processes = (os.getpid(), stack.logger.pid)
+        before_s = sum(map(processor_seconds, processes))
         publish(publisher, 10_000)
         assert publisher.close(WAIT_S)
-        assert 10_000 / (time.monotonic() - start_s) > 1_000
+        assert (sum(map(processor_seconds, processes)) - before_s) / 10_000 < 0.001
 
 
 def processor_seconds(pid):

@@ -107,7 +107,7 @@ def test_version_and_help_are_there(coadapt):
     shown = coadapt("--help")
     assert coadapt().out == shown.out
     assert shown.code == 0
-    for command in ("submit", "jobs", "cancel", "watch", "summarize", "run"):
+    for command in ("submit", "jobs", "cancel", "watch", "keys", "summarize", "run"):
         assert f"\n  {command} " in shown.out
         assert coadapt(command, "--help").code == 0
 
@@ -152,6 +152,9 @@ def test_help_loads_nothing_heavy():
         (["submit", "--app", "digits-cnn", "--seed", "1.5"], "'1.5': allowed: whole numbers"),
         (["run", "missing.toml", "--timeout", "-1"], "'--timeout': '-1': allowed: seconds, 0 or more"),
         (["run", "missing.toml", "--timeout", "nan"], "'nan': allowed: seconds"),
+        (["keys", "keys", "../x"], "NAME '../x': allowed: at most 64 letters"),
+        (["keys", "keys", "server"], "NAME 'server': allowed"),
+        (["keys", "/dev/null/keys"], "/dev/null/keys: cannot be written: Not a directory"),
     ],
 )
 def test_bad_arguments_are_refused_in_one_line_without_asking_anybody(
@@ -205,6 +208,27 @@ def test_an_unknown_policy_is_refused_before_a_stack_is_made(coadapt, tmp_path, 
     assert result.code == 2
     assert "policy 'best': not one of fixed, dynamic" in complaint(result)
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_keys_are_made_once_and_the_command_says_who_needs_which(coadapt, tmp_path):
+    from common.transport import load_keys
+
+    folder = tmp_path / "keys"
+    made = coadapt("keys", str(folder), "alice", "bob")
+    assert made.code == 0
+    files = [f"{name}.{kind}" for name in ("server", "alice", "bob") for kind in ("key", "key_secret")]
+    assert made.out.splitlines()[:6] == [str(folder / file) for file in files]
+    assert sorted(path.name for path in folder.iterdir()) == sorted(files)
+    assert "endpoints.keys_dir" in made.out
+    assert "scheduler, metrics-collector, event-logger: server.key, server.key_secret" in made.out
+    keys = load_keys(str(folder))
+    assert keys is not None
+    assert len(keys.allowed) == 2
+    again = coadapt("keys", str(folder), "alice")
+    assert "all of these keys are there already" in again.out
+    assert load_keys(str(folder)) == keys
+    assert coadapt("keys", str(tmp_path / "other")).code == 0
+    assert (tmp_path / "other" / "client.key_secret").exists()
 
 
 def test_a_summary_of_what_is_not_there_exits_2(coadapt, tmp_path):

@@ -10,6 +10,7 @@ import pytest
 from honcho.environ import parse_procfile
 
 from common.config import Config, RunConfig, load_config
+from common.lifecycle import UserError
 from services.stack import (
     PROCFILE,
     Stack,
@@ -103,13 +104,13 @@ def test_run_ids_are_unique(tmp_path):
     assert len(set(ids)) == 3
     assert all(re.fullmatch(r"\d{8}-\d{6}-pollux(-\d)?", run_id) for run_id in ids)
     assert claim_run_id(logging_to(tmp_path, "mine")) == "mine"
-    with pytest.raises(StackError, match=r"run_id mine: .* is there already"):
+    with pytest.raises(UserError, match=r"run_id mine: .* is there already"):
         claim_run_id(logging_to(tmp_path, "mine"))
 
 
 def test_a_folder_for_logs_that_cannot_be_used_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StackError, match=r"logs_dir .*file: cannot be used"):
+    with pytest.raises(UserError, match=r"logs_dir .*file: cannot be used"):
         claim_run_id(logging_to(tmp_path / "file"))
 
 

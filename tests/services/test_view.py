@@ -174,3 +174,12 @@ def test_the_status_line_says_where_the_run_stands():
     assert (
         line.strip() == "29.0s  pollux, round 7: 1 running, 1 completed; slots in use: node-1 0/4, node-2 3/4"
     )
+
+
+def test_ended_jobs_that_the_table_leaves_out_are_counted_everywhere():
+    shown = table(row(1, JobState.COMPLETED), row(2), left_out=4000)
+    assert "1 completed, and 4000 that ended earlier" in status_line(shown)
+    assert "4000 that ended earlier" in drawn(shown)[0]
+    assert job_lines(shown)[1] == "(4000 that ended earlier)"
+    assert len(job_lines(shown)) == 4
+    assert len(job_lines(table(row(1), row(2)))) == 3
