@@ -9,11 +9,14 @@ import heapq
 import itertools
 import math
 import os
+import select
 import signal
 import sys
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -293,7 +296,10 @@ def service_main(service: str, body: Callable[[Config, StopFlag], int]) -> int:
     config = None
     try:
         config = load_config(os.environ)
-        return body(config, StopFlag().install())
+        stop = StopFlag().install()
+        if "HONCHO_PROCESS_NAME" in os.environ:
+            _stop_with_honcho(stop)
+        return body(config, stop)
     except ConfigError as error:
         print(f"{service}: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
@@ -306,6 +312,22 @@ def service_main(service: str, body: Callable[[Config, StopFlag], int]) -> int:
     except Exception:
         get_logger().exception("stopped by a bug")
         return EXIT_FAILED
+
+
+def _stop_with_honcho(stop: StopFlag) -> None:
+    """A honcho that is killed, or whose terminal is closed, tells its processes nothing. It is our parent's
+    parent; a system without process descriptors leaves the stack to its user."""
+    if not hasattr(os, "pidfd_open"):
+        return
+    parent = os.getppid()
+    honcho = int(Path(f"/proc/{parent}/stat").read_text().rsplit(")", 1)[1].split()[1])
+    ancestors = [os.pidfd_open(pid) for pid in (parent, honcho)]
+
+    def wait() -> None:
+        select.select(ancestors, [], [])
+        stop.request()
+
+    threading.Thread(target=wait, name="stop-with-honcho", daemon=True).start()
 
 
 def _key_of(endpoint: str, config: Config | None) -> str:

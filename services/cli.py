@@ -39,6 +39,8 @@ app = typer.Typer(
 
 def main() -> None:
     """Entry point. Whatever a user did wrong ends as one line on stderr and an exit code."""
+    # Applications of a user's own lie beside coadapt.toml, where services that run with -m find them as well.
+    sys.path.insert(0, os.getcwd())
     try:
         code = app(sys.argv[1:] or ["--help"], prog_name="coadapt", standalone_mode=False)
     except TyperException as error:
@@ -280,7 +282,8 @@ def run(
 
     config = _config()
     read = workload_reader(config, file, {})
-    config = _with(config, "run", workload=read(None).name)
+    workload = read(None)
+    config = _with(config, "run", workload=workload.name, seed=config.run.seed or workload.seed)
     config = _with(config, "scheduler", policy=policy or config.scheduler.policy)
     _check_policy(config.scheduler.policy)
     with _signals_raise(), Stack(config, os.environ) as stack, Client(stack.config) as client:

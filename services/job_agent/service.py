@@ -14,7 +14,7 @@ import msgspec
 
 from common.config import Config
 from common.lifecycle import EXIT_FAILED, StopFlag, UserError, close_in_order, get_logger
-from common.protocol import Event, Fact, Registered
+from common.protocol import Event, Fact, Orders, Registered
 from common.transport import EventPublisher, Reactor
 from common.types import Node
 from services.job_agent.jobs import Jobs
@@ -61,7 +61,7 @@ class Agent:
         )
         self.jobs = Jobs(name, self.node.slots, config, self.processes, self.publish, self.report, clock)
         self.membership = Membership(
-            config, reactor, self.on_joined, self.jobs.follow, self.begin_again, clock=clock
+            config, reactor, self.on_joined, self.follow, self.begin_again, clock=clock
         )
         reactor.every(config.scheduler.heartbeat_s, self.jobs.on_tick)
         self.processes.prepare()
@@ -109,7 +109,14 @@ class Agent:
                 limits=self.config.limits,
             )
         log.info("takes part", run=run_id, slots=self.node.slots, store_port=self.node.store_port)
-        self.jobs.begin(registered.orders, self.membership.incarnation)
+        if not self.reactor.stop.requested:
+            self.jobs.begin(registered.orders, self.membership.incarnation)
+
+    def follow(self, orders: Orders) -> None:
+        """Orders go on coming while the agent stops, and other agents' leaving gives new ones: what they
+        would start could no longer be ended in time."""
+        if not self.reactor.stop.requested:
+            self.jobs.follow(orders)
 
     def publish(self, event: Event) -> None:
         assert self.publisher is not None, "a process has said something before the agent joined a run"

@@ -22,6 +22,7 @@ BAR_WIDTH = 12
 LINES_AROUND = 4
 """The title, the table's heading and rule, the line on jobs without room."""
 NARROW_WIDTH = 70
+DECISION_WIDTH = 80
 WIDE_WIDTH = 110
 STYLES = {
     JobState.PENDING: "dim",
@@ -45,9 +46,9 @@ COLUMNS = (
     _Column("state", 0),
     _Column("slots", 0),
     _Column("batch", NARROW_WIDTH),
-    _Column("budget", NARROW_WIDTH),
-    _Column("metric", NARROW_WIDTH),
-    _Column("last decision", WIDE_WIDTH),
+    _Column("budget", WIDE_WIDTH),
+    _Column("metric", WIDE_WIDTH),
+    _Column("last decision", DECISION_WIDTH),
 )
 
 
@@ -55,7 +56,7 @@ def render(table: JobTable, width: int, height: int) -> RenderableType:
     """The whole view in `height` lines of `width` characters: active jobs first, then the newest ended."""
     nodes = _node_lines(table, max(height // 4, 1))
     columns = [column for column in COLUMNS if width >= column.from_width]
-    grid = Table(box=SIMPLE_HEAD, show_edge=False, expand=width >= WIDE_WIDTH)
+    grid = Table(box=SIMPLE_HEAD, show_edge=False, expand=width >= DECISION_WIDTH)
     for column in columns:
         rest = 1 if column.name == "last decision" else None
         grid.add_column(column.name, no_wrap=True, overflow="ellipsis", ratio=rest)

@@ -292,7 +292,7 @@ class SchedulerService:
             timer.cancel()
         self.collector.close()
         self.server.close()
-        self.publish(RunEnded(reason=reason))
+        self.publish(RunEnded(reason=reason, active=tuple(self.state.jobs)))
         flushed = self.publisher.close(FLUSH_S)
         self.journal.close()
         log.info("stopped", flushed=flushed)

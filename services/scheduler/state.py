@@ -170,7 +170,7 @@ def job_table(state: State, now_s: float, policy: str, ended: int) -> JobTable:
             application=job.spec.application,
             state=job.state,
             allocation=job.allocation,
-            config=job.config if job.allocation else None,
+            config=job.config if job.state in (JobState.STARTING, JobState.RUNNING) else None,
             submitted_s=job.submitted_s,
             ended_s=job.ended_s,
             progress=max(job.progress, _profiled_progress(state, job.spec.id)),

@@ -219,3 +219,16 @@ def test_a_cancelled_job_frees_its_slots_for_the_next(tmp_path: Path) -> None:
         assert run.states() == {"endless": JobState.CANCELLED, "waits": JobState.COMPLETED}
     assert [event.spec.id for event in events(tmp_path, JobSubmitted)] == ["endless", "waits"]
     assert_clean(tmp_path)
+
+
+@pytest.mark.timeout(120)
+def test_a_stack_whose_honcho_is_killed_ends_by_itself(tmp_path: Path) -> None:
+    with running(tmp_path, "fixed") as run:
+        run.submit("endless", replicas=2, batch_size=48, target=0.0, max_progress=1e8)
+        run.wait(lambda table: table.jobs[0].state is JobState.RUNNING)
+        processes = run.stack.processes()
+        honcho = next(process for process in processes if "honcho" in process.cmdline())
+        honcho.kill()
+        _, alive = psutil.wait_procs(processes, timeout=WAIT_S)
+        assert alive == []
+    assert_clean(tmp_path)
