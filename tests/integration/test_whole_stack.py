@@ -20,10 +20,8 @@ from common.protocol import (
     Done,
     JobAccepted,
     JobFailed,
-    JobSubmitted,
     JobTable,
     Orders,
-    ReplicaStarted,
     RoundDecided,
     SubmitJob,
 )
@@ -57,9 +55,6 @@ class Run:
         fields = {"target": 0.3, **fields}
         spec = complete_spec(JobFields(application="tiny", **fields), APPLICATIONS, job_id, 1)
         assert self.client.request(SubmitJob(spec=spec)) == JobAccepted(job_id=job_id)
-
-    def states(self) -> dict[str, JobState]:
-        return {job.id: job.state for job in self.stack.jobs().jobs}
 
     def on_orders(self, orders: Orders) -> None:
         self.orders += 1
@@ -167,58 +162,69 @@ def decided(event: RoundDecided) -> bytes:
     return msgspec.msgpack.encode(msgspec.structs.replace(event, decision_s=0.0))
 
 
-@pytest.mark.timeout(120)
-def test_jobs_at_fault_fail_with_their_reason_and_the_others_go_on(tmp_path: Path) -> None:
-    with running(tmp_path, "fixed") as run:
-        run.submit("raises", settings={"raise_at": 9.0})
-        run.submit("diverges", settings={"nan_at": 9.0})
-        run.submit("exits", settings={"exit_at": 9.0})
-        run.submit("good", seed=5)
-        run.wait_for_the_end()
-        states = run.states()
-    assert states.pop("good") is JobState.COMPLETED
-    assert set(states.values()) == {JobState.FAILED}
-    failures = {event.job_id: event for event in events(tmp_path, JobFailed)}
-    assert "raises in loss 9" in failures["raises"].reason
+@pytest.fixture(scope="module")
+def fixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """One stack for the tests below, each with jobs of its own; its log is audited after the last of them."""
+    folder = tmp_path_factory.mktemp("fixed")
+    with running(folder, "fixed") as run:
+        yield run
+    assert_clean(folder)
+    failures = {event.job_id: event for event in events(folder, JobFailed)}
+    assert set(failures) == {"raises", "diverges", "exits"}
     assert "RuntimeError" in failures["raises"].output_tail
-    assert "diverged" in failures["diverges"].reason
-    assert "exited with code 0" in failures["exits"].reason
-    assert_clean(tmp_path)
 
 
 @pytest.mark.timeout(120)
-def test_a_replica_killed_by_hand_does_not_end_its_job(tmp_path: Path) -> None:
-    with running(tmp_path, "fixed") as run:
-        run.submit("job-1", replicas=2, batch_size=48, settings={"sleep_ms": 5.0})
-        run.wait(lambda table: table.jobs[0].state is JobState.RUNNING)
-        victims = [process for process in run.stack.processes() if is_replica(process, tmp_path)]
-        victims[0].send_signal(signal.SIGKILL)
-        table = run.wait_for_the_end()
-        assert table.jobs[0].state is JobState.COMPLETED
-    assert len(events(tmp_path, ReplicaStarted)) == 3
-    assert_clean(tmp_path)
+def test_jobs_at_fault_fail_with_their_reason_and_the_others_go_on(fixed: Run) -> None:
+    fixed.submit("raises", settings={"raise_at": 9.0})
+    fixed.submit("diverges", settings={"nan_at": 9.0})
+    fixed.submit("exits", settings={"exit_at": 9.0})
+    fixed.submit("good", seed=5)
+    rows = {job.id: job for job in fixed.wait_for_the_end().jobs}
+    assert rows["good"].state is JobState.COMPLETED
+    for job_id, reason in (
+        ("raises", "raises in loss 9"),
+        ("diverges", "diverged"),
+        ("exits", "exited with code 0"),
+    ):
+        assert rows[job_id].state is JobState.FAILED
+        assert reason in rows[job_id].reason
+
+
+@pytest.mark.timeout(120)
+def test_a_replica_killed_by_hand_does_not_end_its_job(fixed: Run) -> None:
+    fixed.submit("survivor", replicas=2, batch_size=48, settings={"sleep_ms": 5.0})
+    fixed.wait(lambda table: state_of(table, "survivor") is JobState.RUNNING)
+    folder = fixed.stack.run_dir / "jobs" / "survivor"
+    victims = [process for process in fixed.stack.processes() if is_replica(process, folder)]
+    victims[0].send_signal(signal.SIGKILL)
+    table = fixed.wait(lambda table: state_of(table, "survivor").terminal)
+    assert state_of(table, "survivor") is JobState.COMPLETED
+    assert len(list(folder.glob("*.log"))) == 4, "two replicas, one that replaced a dead one, the verifier"
+
+
+def state_of(table: JobTable, job_id: str) -> JobState:
+    return next(job.state for job in table.jobs if job.id == job_id)
 
 
 def is_replica(process: psutil.Process, folder: Path) -> bool:
     """Its output goes to a file in the folder of its job."""
     try:
-        return os.readlink(f"/proc/{process.pid}/fd/1").startswith(str(folder / "run" / "jobs"))
+        return os.readlink(f"/proc/{process.pid}/fd/1").startswith(str(folder))
     except OSError:
         return False
 
 
 @pytest.mark.timeout(120)
-def test_a_cancelled_job_frees_its_slots_for_the_next(tmp_path: Path) -> None:
-    with running(tmp_path, "fixed") as run:
-        run.submit("endless", replicas=6, batch_size=48, target=0.0, max_progress=1e8)
-        run.submit("waits", replicas=6, batch_size=48)
-        run.wait(lambda table: table.jobs[0].state is JobState.RUNNING)
-        assert run.states()["waits"] is JobState.PENDING
-        assert run.client.request(CancelJob(job_id="endless")) == Done()
-        run.wait_for_the_end()
-        assert run.states() == {"endless": JobState.CANCELLED, "waits": JobState.COMPLETED}
-    assert [event.spec.id for event in events(tmp_path, JobSubmitted)] == ["endless", "waits"]
-    assert_clean(tmp_path)
+def test_a_cancelled_job_frees_its_slots_for_the_next(fixed: Run) -> None:
+    fixed.submit("endless", replicas=6, batch_size=48, target=0.0, max_progress=1e8)
+    fixed.submit("waits", replicas=6, batch_size=48)
+    table = fixed.wait(lambda table: state_of(table, "endless") is JobState.RUNNING)
+    assert state_of(table, "waits") is JobState.PENDING
+    assert fixed.client.request(CancelJob(job_id="endless")) == Done()
+    table = fixed.wait_for_the_end()
+    assert state_of(table, "endless") is JobState.CANCELLED
+    assert state_of(table, "waits") is JobState.COMPLETED
 
 
 @pytest.mark.timeout(120)

@@ -143,7 +143,9 @@ class TestRestart:
         service.close("stopped")
         rig.close()
         before = rig.events()
-        assert before[-1] == RunEnded(reason="stopped"), "also when a round was under way"
+        assert before[-1] == RunEnded(reason="stopped", active=("one", "two")), (
+            "also when a round was under way"
+        )
         rig.start()
         assert rig.events() == [*before, started(rig)]
 
