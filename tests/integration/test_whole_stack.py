@@ -112,7 +112,9 @@ def assert_clean(folder: Path) -> None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_job_is_verified_and_the_log_is_clean(policy: str, tmp_path: Path) -> None:
+def test_every_job_is_verified_the_log_is_clean_and_the_journal_gives_the_same_decisions(
+    policy: str, tmp_path: Path
+) -> None:
     with running(tmp_path, policy) as run:
         for number in range(5):
             settings = {"sleep_ms": 2.0 * (number % 2), "dropout": 0.0}
@@ -129,20 +131,11 @@ def test_every_job_is_verified_and_the_log_is_clean(policy: str, tmp_path: Path)
     assert_clean(tmp_path)
     _, result = summarize(read_log(tmp_path / "run" / "events.jsonl"))
     assert (result.policy, result.jobs.submitted, result.jobs.verified) == (policy, 5, 5)
-    assert run.stack.killed == ()
-
-
-@pytest.mark.timeout(120)
-def test_a_journal_gives_a_live_runs_decisions_again_byte_for_byte(tmp_path: Path) -> None:
-    with running(tmp_path, "pollux") as run:
-        for number in range(4):
-            run.submit(f"job-{number}", seed=number, settings={"sleep_ms": 2.0})
-        run.wait_for_the_end()
-        config = run.stack.config
+    core = make_core(run.stack.config, make_policy(policy))
     live = [decided(event) for event in events(tmp_path, RoundDecided)]
     assert live
-    core = make_core(config, make_policy("pollux"))
-    assert replayed(core, tmp_path / "run") == live
+    assert replayed(core, run.stack.run_dir) == live, "its journal gives its decisions again, byte for byte"
+    assert run.stack.killed == ()
 
 
 def replayed(core: SchedulerCore, run_dir: Path) -> list[bytes]:
