@@ -10,13 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from common.types import JobSpec
 from workloads.tasks import UnknownApplication, UnknownSetting, applications, build_task, char_lm, matfac
 from workloads.tasks.digits_cnn import read_digits
 from workloads.tasks.interface import Task
 from workloads.tasks.mnist1d_conv import SIGNAL_POINTS, TEMPLATES, signals
-from workloads.trainer.gradients import StepSums
-from workloads.trainer.state import TrainingState, meets
+from workloads.trainer.state import meets
 
 SPECS = applications()
 NAMES = sorted(SPECS)
@@ -137,53 +135,6 @@ def test_every_seed_is_measured_on_the_same_held_out_data(name: str) -> None:
     other.model.load_state_dict(one.model.state_dict())
     everything = torch.arange(one.held_out_examples)
     assert held_out_sum(one, everything) == held_out_sum(other, everything)
-
-
-PROGRESS_TARGET = 1.1
-"""For matfac: a third of the way, so that the test stays short."""
-
-
-def progress_to_target(scale: int, seed: int) -> float:
-    """Train matfac with the trainer's own state, as one replica that makes four passes a step above M0."""
-    application = SPECS["matfac"]
-    task = build_task("matfac", seed)
-    batch = scale * application.initial_batch_size
-    spec = JobSpec(
-        id="progress",
-        application="matfac",
-        seed=seed,
-        target=PROGRESS_TARGET,
-        max_progress=application.max_progress,
-        replicas=1,
-        batch_size=batch,
-        min_batch_size=application.initial_batch_size,
-        max_batch_size=application.max_batch_size,
-        min_atomic_batch=application.min_atomic_batch,
-        max_atomic_batch=application.max_atomic_batch,
-        max_replicas=8,
-    )
-    state = TrainingState(spec, application, task)
-    everything = torch.arange(task.held_out_examples)
-    metric = float("inf")
-    while not meets(application, metric, spec.target):
-        if state.progress >= state.next_evaluation:
-            metric = task.metric(held_out_sum(task, everything) / task.held_out_examples)
-            state.note_evaluation(metric)
-            task.model.train()
-        assert state.progress < spec.max_progress
-        part = state.sampler.take(batch, passes=1 if scale == 1 else 4)
-        state.gradients.start()
-        for number, indices in enumerate(part.passes, start=1):
-            weight, last = len(indices) / part.total, number == len(part.passes)
-            (task.loss(task.model, indices) * weight).backward()
-            state.gradients.end_pass(weight, alone=part.groups == 1, last=last)
-        state.gradients.pack(1.0, StepSums(used=part.total))
-        state.advance(part, state.gradients.unpack())
-    return state.progress
-
-
-def test_progress_to_the_target_does_not_depend_on_the_batch_size() -> None:
-    assert progress_to_target(8, seed=0) == pytest.approx(progress_to_target(1, seed=0), rel=0.2)
 
 
 # ---------------------------------------------------------------------- names and settings

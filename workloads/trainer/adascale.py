@@ -1,16 +1,27 @@
-"""What a larger batch does to the learning rate (AdaScale).
+"""What a larger batch does to the learning rate, and how many steps at M0 a step is worth.
 
 Source: Johnson, Agrawal, Gu, Guestrin, "AdaScale SGD: A User-Friendly Algorithm for Distributed Training",
-2020, section 3. The gain itself is `common.goodput.model.gain`.
+2020, section 3. A step at scale S = total batch / M0 >= 1 averages S times as many examples as one at M0.
+With the gain
 
-`scale` is S = total batch / M0 everywhere, at least 1.
+    r(S) = (var + sqr) / (var / S + sqr)      in [1, S]
+
+(`common.goodput.model.gain`, from the estimates of `noise_scale`) the rate that was tuned at M0 is multiplied
+by r, and the step counts as r steps at M0. Where noise rules, r is near S, which is linear scaling; where it
+is absent, r is near 1, and a larger batch is no use. Schedules of the rate run on the sum of r, the progress,
+so that a job goes through the same schedule at every batch size (the paper's Algorithm 1, "scale-invariant
+iterations"); and so do budgets and evaluations here.
+
+Adam-like optimizers divide the gradient by its own running size, so that the rate must not carry the gain: it
+is multiplied by the square root of S (Krizhevsky 2014 for a constant variance of the update; Malladi et al.,
+"On the SDEs and Scaling Rules for Adaptive Gradient Algorithms", 2022). Progress counts r as well.
 """
 
 import math
 from collections.abc import Callable
 
 ScalingRule = Callable[[float, float], float]
-"""(gain, scale) -> factor of the learning rate that was tuned at M0."""
+"""(gain, scale) -> factor of the learning rate tuned at M0. Raises ValueError for a scale below 1."""
 
 
 class UnknownOptimizer(ValueError):
@@ -22,11 +33,19 @@ def scale_of(total_batch: int, initial_batch_size: int) -> float:
     return max(total_batch / initial_batch_size, 1.0)
 
 
+def check_scale(scale: float) -> None:
+    """Raises ValueError for what is below 1, or no number: no job has a batch smaller than M0."""
+    if not 1.0 <= scale < math.inf:
+        raise ValueError(f"scale {scale:g}: allowed: finite, at least 1, which is the initial batch size")
+
+
 def _adascale(gain: float, scale: float) -> float:
+    check_scale(scale)
     return gain
 
 
 def _square_root(gain: float, scale: float) -> float:
+    check_scale(scale)
     return math.sqrt(scale)
 
 
@@ -34,8 +53,7 @@ RULES: dict[str, ScalingRule] = {"sgd": _adascale, "adam": _square_root, "adamw"
 
 
 def scaling_rule(optimizer: str) -> ScalingRule:
-    """The rule for an optimizer's name: AdaScale's gain for "sgd", the square root of the scale for
-    "adam" and "adamw", whose step does not depend on the gradient's length. Raises UnknownOptimizer."""
+    """The rule for an optimizer's name. Raises UnknownOptimizer."""
     try:
         return RULES[optimizer]
     except KeyError:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from workloads.trainer.noise_scale import GroupNorms, successive
+from workloads.trainer.noise_scale import Products, StepEstimate, of_groups, of_successive
 from workloads.trainer.sampler import StepBatch
 
 
@@ -40,9 +40,20 @@ class StepSums(NamedTuple):
     mark_4: float = 0.0
 
 
+class Previous(NamedTuple):
+    """A step of one group, kept to be compared with the next ones."""
+
+    gradient: torch.Tensor
+    batch: int
+    sqr: float
+    """|gradient|^2."""
+    product: float
+    """With the gradient of the step before it; 0 where there was none."""
+
+
 class FlatGradients:
     """Usage, a step: `start`; for each pass backward of (mean loss x weight), `end_pass`; `pack`; all-reduce
-    `flat`; `unpack`; `norms`; then the optimizer reads the gradients where it always does."""
+    `flat`; `unpack`; `estimate`; then the optimizer reads the gradients where it always does."""
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
@@ -65,8 +76,8 @@ class FlatGradients:
         self._earlier_passes: torch.Tensor | None = None
         self._local_sqr = 0.0
         self._under_way = False
-        self.previous: tuple[torch.Tensor, int] | None = None
-        """Gradient and batch of the last step, where that was one group."""
+        self.previous: list[Previous] = []
+        """The last two steps, the older first, as far as they were of one group each."""
 
     def start(self) -> None:
         self._under_way = True
@@ -110,24 +121,24 @@ class FlatGradients:
         if self._under_way:
             self._set_moving(self._kept)
 
-    def norms(self, batch: StepBatch, local_sqr: float) -> GroupNorms | None:
+    def estimate(self, batch: StepBatch, local_sqr: float) -> StepEstimate | None:
         """Of the averaged gradient, after `unpack`; None when there is nothing to compare it with. Not finite
         where the gradient is not."""
         mean_sqr = _square(self.gradient)
-        if not math.isfinite(mean_sqr):
-            self.previous = None
-            return GroupNorms(max(batch.groups, 2), batch.total, local_sqr, mean_sqr)
-        if batch.groups > 1:
-            self.previous = None
-            return GroupNorms(batch.groups, batch.total, local_sqr, mean_sqr)
-        if self.previous is None:
-            self.previous = (self.gradient.clone(), batch.total)
+        if batch.groups > 1 or not math.isfinite(mean_sqr):
+            self.previous = []
+            return of_groups(max(batch.groups, 2), batch.total, local_sqr, mean_sqr)
+        products = [torch.dot(former.gradient, self.gradient).item() for former in self.previous]
+        product = products[-1] if products else 0.0
+        if len(self.previous) < 2:
+            self.previous.append(Previous(self.gradient.clone(), batch.total, mean_sqr, product))
             return None
-        former, former_batch = self.previous
-        former_sqr, dot = _square(former), torch.dot(former, self.gradient).item()
-        former.copy_(self.gradient)
-        self.previous = (former, batch.total)
-        return successive(former_batch, former_sqr, batch.total, mean_sqr, dot)
+        a, b = self.previous
+        self.previous = [b, Previous(a.gradient.copy_(self.gradient), batch.total, mean_sqr, product)]
+        return of_successive(
+            (a.batch, b.batch, batch.total),
+            Products(aa=a.sqr, ab=b.product, ac=products[0], bb=b.sqr, bc=product, cc=mean_sqr),
+        )
 
     def _split(self, tensors: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         return torch.split(self.gradient, [t.numel() for t in tensors])

@@ -12,11 +12,21 @@ from common.types import ApplicationSpec, JobSpec
 from workloads.tasks.interface import Task
 from workloads.trainer.adascale import scale_of, scaling_rule
 from workloads.trainer.checkpoint import CheckpointError
-from workloads.trainer.gradients import FlatGradients, StepSums
+from workloads.trainer.gradients import FlatGradients, Previous, StepSums
 from workloads.trainer.ledger import Fingerprints, Ledger, from_limbs, mix
 from workloads.trainer.noise_scale import EfficiencyEstimator, GradientNoiseScale
 from workloads.trainer.sampler import Sampler, StepBatch
 
+FOREIGN = (
+    RuntimeError,
+    pickle.UnpicklingError,
+    EOFError,
+    LookupError,
+    ValueError,
+    TypeError,
+    AttributeError,
+)
+"""What loading raises for data that is not a state, or is one of something else."""
 MAX_BAD_STEPS = 10
 """Steps in a row without a finite loss and gradient after which a job has diverged."""
 
@@ -43,13 +53,20 @@ class TrainingState:
         self.best_metric: float | None = None
         self.bad_steps = 0
         """Steps in a row that had to be skipped, up to the present."""
-        self._rule = scaling_rule(application.optimizer)
+        self.rule = scaling_rule(application.optimizer)
+        """How the learning rate follows gain and scale."""
         self._rates = [group["lr"] for group in task.optimizer.param_groups]
 
-    def seed_step(self, rank: int) -> None:
-        """Give the coming step its random numbers (dropout, augmentation): a stream from (seed, step, rank),
-        so that no generator's state has to be kept."""
-        torch.default_generator.manual_seed(mix(mix(mix(self.spec.seed) + self.steps) + rank) & 0xFFFFFFFF)
+    def seed_pass(self, indices: torch.Tensor) -> None:
+        """Give the coming pass its random numbers (dropout, augmentation): a stream from (seed, step, first
+        example of the pass), so that no generator's state has to be kept.
+
+        What a step draws follows from how its examples are cut into passes, not from who computes them: 4
+        replicas x 1 pass, 2 x 2 and 1 x 4 draw the same numbers, and so does a step that is done again after
+        a lost replica. The same total batch in other passes draws other numbers, of the same distribution.
+        """
+        first = int(indices[0])
+        torch.default_generator.manual_seed(mix(mix(mix(self.spec.seed) + self.steps) + first) & 0xFFFFFFFF)
 
     def advance(self, batch: StepBatch, sums: StepSums) -> float:
         """One step, from the reduced gradients: the rate by AdaScale, the update, the account of examples.
@@ -57,14 +74,14 @@ class TrainingState:
         Returns the gain: the steps at M0 that this one was worth. A step whose loss or gradient is not finite
         uses its examples up and changes no weight; raises JobError after MAX_BAD_STEPS of them in a row.
         """
-        norms = self.gradients.norms(batch, sums.local_sqr)
+        estimate = self.gradients.estimate(batch, sums.local_sqr)
         scale = scale_of(batch.total, self.spec.min_batch_size)
-        if norms is not None:
-            self.estimator.update(norms, scale)
+        if estimate is not None:
+            self.estimator.update(estimate, scale)
         gain = 0.0
-        if math.isfinite(sums.loss) and (norms is None or math.isfinite(norms.mean_sqr)):
+        if math.isfinite(sums.loss) and (estimate is None or math.isfinite(estimate.sqr)):
             gain = self.estimator.gain(scale)
-            factor = self._rule(gain, scale) * self.task.rate(self.progress)
+            factor = self.rule(gain, scale) * self.task.rate(self.progress)
             for group, rate in zip(self.task.optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * factor
             self.task.optimizer.step()
@@ -92,13 +109,12 @@ class TrainingState:
         return meets(self.application, metric, self.spec.target)
 
     def to_bytes(self) -> bytes:
-        previous = self.gradients.previous
         content = {
             "job": identity(self.spec),
             "model": self.task.model.state_dict(),
             "optimizer": self.task.optimizer.state_dict(),
             "estimator": self.estimator.state(),
-            "previous": None if previous is None else {"gradient": previous[0], "batch": previous[1]},
+            "previous": [tuple(step) for step in self.gradients.previous],
             "sampler": self.sampler.state(),
             "ledger": self.ledger.state(),
             "steps": self.steps,
@@ -119,14 +135,13 @@ class TrainingState:
             self._check(content)
             self.task.model.load_state_dict(content["model"])
             self.task.optimizer.load_state_dict(content["optimizer"])
-            previous = content["previous"]
-            self.gradients.previous = previous and (previous["gradient"], previous["batch"])
+            self.gradients.previous = [Previous(*step) for step in content["previous"]]
             self.estimator.load(content["estimator"])
             self.sampler.load(content["sampler"])
             self.ledger.load(content["ledger"])
             for name in ("steps", "examples", "progress", "next_evaluation", "best_metric", "bad_steps"):
                 setattr(self, name, content[name])
-        except (RuntimeError, pickle.UnpicklingError, EOFError, KeyError, ValueError, TypeError) as error:
+        except FOREIGN as error:
             raise CheckpointError(f"does not fit: {type(error).__name__}: {error}") from error
 
     def _check(self, content: dict[str, Any]) -> None:

@@ -1,6 +1,9 @@
+import math
+
 import pytest
 
-from workloads.trainer.adascale import UnknownOptimizer, scale_of, scaling_rule
+from workloads.trainer.adascale import UnknownOptimizer, check_scale, scale_of, scaling_rule
+from workloads.trainer.noise_scale import GradientNoiseScale, StepEstimate
 
 
 def test_the_short_last_step_of_an_epoch_counts_as_one_at_the_initial_size() -> None:
@@ -17,3 +20,18 @@ def test_sgd_follows_the_gain_and_adam_the_square_root_of_the_scale() -> None:
 def test_an_optimizer_without_a_rule_is_refused_by_name() -> None:
     with pytest.raises(UnknownOptimizer, match=r"'lion'.*adam, adamw, sgd"):
         scaling_rule("lion")
+
+
+@pytest.mark.parametrize("scale", [0.5, 0.0, -1.0, math.nan, math.inf])
+def test_a_scale_below_one_is_refused_wherever_one_is_given(scale: float) -> None:
+    estimator = GradientNoiseScale(16)
+    for use in (
+        lambda: check_scale(scale),
+        lambda: scaling_rule("sgd")(1.0, scale),
+        lambda: scaling_rule("adam")(1.0, scale),
+        lambda: estimator.gain(scale),
+        lambda: estimator.update(StepEstimate(1.0, 1.0, noisy=True), scale),
+    ):
+        with pytest.raises(ValueError, match=f"scale {scale:g}: allowed: finite, at least 1"):
+            use()
+    assert estimator.statistics() is None

@@ -1,109 +1,205 @@
 """The estimates against gradients whose noise is known in closed form.
 
 Linear regression, x ~ N(0, I_d), y = x'(w - delta) + noise of variance s^2, loss (x'w - y)^2 / 2: one
-example's gradient is x (x'delta - noise), so that at fixed weights
+example's gradient is x (x'delta - noise), so that at weights w = w* + delta
 
     mu = delta        tr(Sigma) = d (|delta|^2 + s^2) + |delta|^2.
 """
 
 import math
 import statistics
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 
+from workloads.tasks import build_task
 from workloads.trainer.gradients import FlatGradients, StepSums
-from workloads.trainer.noise_scale import GradientNoiseScale, GroupNorms, successive
-from workloads.trainer.sampler import StepBatch
+from workloads.trainer.noise_scale import (
+    GradientNoiseScale,
+    Products,
+    StepEstimate,
+    of_groups,
+    of_successive,
+)
+from workloads.trainer.sampler import Sampler, StepBatch
 
-DIMENSIONS = 20
+DIMENSIONS = 40
 NOISE = 1.5
 M0 = 16
 
-
-def regression_statistics(ranks: int, passes: int, batch: int, steps: int, seed: int) -> GradientNoiseScale:
-    """Statistics after `steps` at fixed weights, `ranks` being added up here as the all-reduce would."""
-    draw = torch.Generator().manual_seed(seed)
-    delta = torch.full((DIMENSIONS,), 0.4, dtype=torch.float64)
-    model = torch.nn.Linear(DIMENSIONS, 1, bias=False, dtype=torch.float64)
-    model.weight.data[:] = delta
-    gradients = FlatGradients(model, torch.optim.SGD(model.parameters(), lr=0.0))
-    estimator = GradientNoiseScale(M0)
-    for _ in range(steps):
-        x = torch.randn(batch, DIMENSIONS, generator=draw, dtype=torch.float64)
-        y = NOISE * torch.randn(batch, 1, generator=draw, dtype=torch.float64)
-        groups = x.chunk(ranks * passes), y.chunk(ranks * passes)
-        reduced = torch.zeros_like(gradients.flat)
-        for rank in range(ranks):
-            gradients.start()
-            for j in range(passes):
-                group_x, group_y = groups[0][rank * passes + j], groups[1][rank * passes + j]
-                weight = len(group_x) / batch
-                (weight * 0.5 * ((model(group_x) - group_y) ** 2).mean()).backward()
-                gradients.end_pass(weight, alone=ranks * passes == 1, last=j == passes - 1)
-            gradients.pack(1 / ranks, StepSums())
-            reduced += gradients.flat
-        gradients.flat.copy_(reduced)
-        taken = StepBatch((), batch, ranks * passes)
-        norms = gradients.norms(taken, gradients.unpack().local_sqr)
-        if norms:
-            estimator.update(norms, batch / M0)
-    return estimator
+MeanLoss = Callable[[torch.Tensor], torch.Tensor]
 
 
-@pytest.mark.parametrize(("ranks", "batch"), [(1, 16), (1, 64), (4, 16), (4, 64)])
-def test_noise_known_in_closed_form_is_found_within_a_tenth_in_500_steps(ranks: int, batch: int) -> None:
-    known = regression_statistics(ranks, 1, batch, 500, seed=3).statistics()
-    sqr = DIMENSIONS * 0.4**2
-    var = (DIMENSIONS * (sqr + NOISE**2) + sqr) / M0
+def show(
+    gradients: FlatGradients, mean_loss: MeanLoss, examples: torch.Tensor, ranks: int, passes: int
+) -> StepEstimate | None:
+    """What a step with `examples` shows, `ranks` being added up here as the all-reduce would."""
+    total, groups = len(examples), examples.chunk(ranks * passes)
+    reduced = torch.zeros_like(gradients.flat)
+    for rank in range(ranks):
+        gradients.start()
+        for number, part in enumerate(groups[rank * passes : (rank + 1) * passes], start=1):
+            weight = len(part) / total
+            (weight * mean_loss(part)).backward()  # type: ignore[no-untyped-call]
+            gradients.end_pass(weight, alone=len(groups) == 1, last=number == passes)
+        gradients.pack(1 / ranks, StepSums())
+        reduced += gradients.flat
+    gradients.flat.copy_(reduced)
+    return gradients.estimate(StepBatch((), total, len(groups)), gradients.unpack().local_sqr)
+
+
+class Truth:
+    """The regression, its weights, and averages of the closed forms as the estimator takes its own."""
+
+    def __init__(self, rate: float, seed: int) -> None:
+        self._draw = torch.Generator().manual_seed(seed)
+        self.model = torch.nn.Linear(DIMENSIONS, 1, bias=False, dtype=torch.float64)
+        self.delta = self.model.weight.data
+        self.delta[:] = 1.0
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=rate, momentum=0.9)
+        self.known = GradientNoiseScale(M0)
+
+    def batch(self, size: int) -> torch.Tensor:
+        """[size, d + 1]: x and y."""
+        x = torch.randn(size, DIMENSIONS, generator=self._draw, dtype=torch.float64)
+        y = NOISE * torch.randn(size, 1, generator=self._draw, dtype=torch.float64)
+        return torch.cat([x, y], dim=1)
+
+    def loss(self, batch: torch.Tensor) -> torch.Tensor:
+        return 0.5 * ((self.model(batch[:, :-1]) - batch[:, -1:]) ** 2).mean()
+
+    def look(self, scale: float) -> None:
+        sqr = self.delta.square().sum().item()
+        self.known.update(StepEstimate(sqr, DIMENSIONS * (sqr + NOISE**2) + sqr, noisy=True), scale)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "batch", "rate"), [(1, 16, 0.0), (4, 16, 0.0), (1, 64, 0.0005), (4, 64, 0.0005)]
+)
+def test_noise_known_in_closed_form_is_found_within_a_tenth_in_500_steps(
+    ranks: int, batch: int, rate: float
+) -> None:
+    """At fixed weights, and while they move: one seed in ten or so would miss, as averages over 100 steps at
+    M0 still have an error of 5 %."""
+    truth, found = Truth(rate, seed=3), GradientNoiseScale(M0)
+    gradients = FlatGradients(truth.model, truth.optimizer)
+    for _ in range(500):
+        estimate = show(gradients, truth.loss, truth.batch(batch), ranks, passes=1)
+        if estimate:
+            found.update(estimate, batch / M0)
+        truth.look(batch / M0)
+        truth.optimizer.step()
+    known, expected = found.statistics(), truth.known.statistics()
     assert known is not None
+    assert expected is not None
     assert known.trusted
-    assert known.sqr == pytest.approx(sqr, rel=0.1)
-    assert known.var == pytest.approx(var, rel=0.1)
+    assert known.sqr == pytest.approx(expected.sqr, rel=0.1)
+    assert known.var == pytest.approx(expected.var, rel=0.1)
 
 
-def test_the_gain_does_not_depend_on_how_groups_are_spread_over_replicas_and_passes() -> None:
-    gains = [
-        regression_statistics(ranks, passes, 64, 40, seed=5).gain(4.0)
-        for ranks, passes in [(4, 1), (2, 2), (1, 4)]
-    ]
+@pytest.mark.parametrize("name", ["matfac", "char-lm"])
+def test_the_gain_does_not_depend_on_how_groups_are_spread_over_replicas_and_passes(name: str) -> None:
+    gains = []
+    for ranks, passes in [(4, 1), (2, 2), (1, 4)]:
+        task = build_task(name, seed=5)
+        task.model.double().eval()
+        mean_loss = partial(task.loss, task.model)
+        gradients, sampler = FlatGradients(task.model, task.optimizer), Sampler(task.train_examples, 5)
+        estimator = GradientNoiseScale(M0)
+        for _ in range(8):
+            examples = sampler.take(64).passes[0]
+            sampler.advance(64)
+            estimate = show(gradients, mean_loss, examples, ranks, passes)
+            assert estimate is not None
+            estimator.update(estimate, 64 / M0)
+            task.optimizer.step()
+        gains.append(estimator.gain(64 / M0))
     assert gains[1:] == pytest.approx(gains[:1] * 2, abs=1e-6)
-    assert 1.0 < gains[0] < 4.0
+    assert 1.01 < gains[0] < 3.99
 
 
-def test_two_successive_steps_are_two_groups() -> None:
-    first, second = torch.tensor([1.0, 2.0]), torch.tensor([3.0, -1.0])
-    pair = successive(10, first.dot(first).item(), 30, second.dot(second).item(), first.dot(second).item())
-    mean = 0.25 * first + 0.75 * second
-    assert (pair.groups, pair.batch) == (2, 40)
-    assert pair.mean_sqr == pytest.approx(mean.dot(mean).item())
-    assert pair.local_sqr == pytest.approx(0.25 * 5.0 + 0.75 * 10.0)
+def products(gradients: list[torch.Tensor]) -> Products:
+    a, b, c = gradients
+    return Products(*(float(x @ y) for x, y in ((a, a), (a, b), (a, c), (b, b), (b, c), (c, c))))
 
 
-def fed(norms: GroupNorms, times: int = 50, scale: float = 8.0) -> GradientNoiseScale:
+def test_a_gradient_that_drifts_steadily_is_not_taken_for_noise() -> None:
+    start, drift = torch.tensor([1.0, 2.0, 0.0]), torch.tensor([0.5, -0.25, 1.0])
+    estimate = of_successive((8, 16, 4), products([start + k * drift for k in range(3)]))
+    assert estimate.trace == pytest.approx(0.0, abs=1e-5)
+
+
+def test_a_gradient_that_turns_keeps_its_length() -> None:
+    """Neighbours' product alone would be 12 % short."""
+    angles = torch.tensor([0.0, 0.5, 1.0])
+    turning = list(3.0 * torch.stack([angles.cos(), angles.sin()], dim=1))
+    assert of_successive((8, 8, 8), products(turning)).sqr == pytest.approx(9.0, rel=0.01)
+
+
+def test_successive_steps_of_unequal_size_show_the_noise_of_one_example() -> None:
+    draw = torch.Generator().manual_seed(2)
+    sizes = (4, 16, 9)
+    estimates = []
+    for _ in range(2000):
+        noise = [torch.randn(DIMENSIONS, generator=draw) / math.sqrt(size) for size in sizes]
+        estimates.append(of_successive(sizes, products([0.5 + n for n in noise])))
+    assert statistics.fmean(e.trace for e in estimates) == pytest.approx(DIMENSIONS, rel=0.03)
+    assert statistics.fmean(e.sqr for e in estimates) == pytest.approx(0.25 * DIMENSIONS, rel=0.03)
+
+
+def test_steps_are_only_compared_with_finite_ones_of_one_group_right_before_them() -> None:
+    truth = Truth(0.0, seed=1)
+    gradients = FlatGradients(truth.model, truth.optimizer)
+
+    def step(ranks: int = 1, factor: float = 1.0) -> StepEstimate | None:
+        return show(gradients, truth.loss, factor * truth.batch(16), ranks, passes=1)
+
+    for interruption in (lambda: step(ranks=2), lambda: step(factor=math.nan)):
+        interrupted = interruption()
+        assert interrupted is not None
+        assert [step() is None for _ in range(4)] == [True, True, False, False]
+
+
+def fed(estimate: StepEstimate, times: int = 50, scale: float = 8.0) -> GradientNoiseScale:
     estimator = GradientNoiseScale(M0)
     for _ in range(times):
-        estimator.update(norms, scale)
+        estimator.update(estimate, scale)
     return estimator
 
 
-def test_identical_gradients_gain_nothing_and_are_not_trusted() -> None:
-    estimator = fed(GroupNorms(groups=4, batch=128, local_sqr=2.0 + 1e-9, mean_sqr=2.0))
+@pytest.mark.parametrize(
+    "same",
+    [
+        of_groups(groups=4, batch=128, local_sqr=2.0 + 1e-9, mean_sqr=2.0),
+        of_successive((16, 16, 16), Products(2.0, 2.0, 2.0, 2.0, 2.0, 2.0 + 1e-9)),
+    ],
+    ids=["groups", "successive"],
+)
+def test_identical_gradients_gain_nothing_and_are_not_trusted(same: StepEstimate) -> None:
+    estimator = fed(same)
     known = estimator.statistics()
     assert known is not None
     assert not known.trusted
     assert estimator.gain(8.0) == pytest.approx(1.0, abs=1e-6)
 
 
+@pytest.mark.parametrize("successive", [False, True])
 @pytest.mark.parametrize("seed", range(5))
-def test_zero_mean_gradients_are_not_trusted_and_do_not_gain_the_whole_scale(seed: int) -> None:
+def test_zero_mean_gradients_are_not_trusted_and_do_not_gain_the_whole_scale(
+    seed: int, successive: bool
+) -> None:
     draw = torch.Generator().manual_seed(seed)
     estimator = GradientNoiseScale(M0)
     for _ in range(200):
         groups = torch.randn(4, 10, generator=draw, dtype=torch.float64)
         mean = groups.mean(0)
         local_sqr = (groups * groups).sum().item() / 4
-        estimator.update(GroupNorms(4, 128, local_sqr, mean.dot(mean).item()), 8.0)
+        if successive:
+            estimator.update(of_successive((32, 32, 32), products(list(groups[:3]))), 8.0)
+        else:
+            estimator.update(of_groups(4, 128, local_sqr, mean.dot(mean).item()), 8.0)
         known = estimator.statistics()
         assert 1.0 <= estimator.gain(1024.0) < 1024.0
     assert known is not None
@@ -113,13 +209,13 @@ def test_zero_mean_gradients_are_not_trusted_and_do_not_gain_the_whole_scale(see
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e300])
 def test_one_step_that_is_not_finite_is_flagged_and_does_not_hurt_the_averages(bad: float) -> None:
-    good = GroupNorms(groups=4, batch=128, local_sqr=3.0, mean_sqr=2.0)
+    good = of_groups(groups=4, batch=128, local_sqr=3.0, mean_sqr=2.0)
     estimator = fed(good)
     before = estimator.statistics()
     assert before is not None
     assert before.trusted
-    for norms in (GroupNorms(4, 128, bad, 2.0), GroupNorms(4, 128, 3.0, bad), GroupNorms(4, 128, bad, bad)):
-        estimator.update(norms, 8.0)
+    for norms in ((bad, 2.0), (3.0, bad), (bad, bad)):
+        estimator.update(of_groups(4, 128, *norms), 8.0)
         flagged = estimator.statistics()
         assert flagged is not None
         assert not flagged.trusted
@@ -133,34 +229,33 @@ def test_one_step_that_is_not_finite_is_flagged_and_does_not_hurt_the_averages(b
 
 
 def test_without_estimates_nothing_is_gained_and_nothing_reported() -> None:
-    estimator = fed(GroupNorms(groups=4, batch=128, local_sqr=3.0, mean_sqr=1.0), times=1)
+    estimator = fed(of_groups(groups=4, batch=128, local_sqr=3.0, mean_sqr=1.0), times=1)
     assert estimator.statistics() is None
     assert estimator.gain(64.0) == 1.0
 
 
 @pytest.mark.parametrize("estimates", [[1.0, -2.0, 3.0, -2.5, 0.5], [4.0, -4.0]])
 def test_an_average_below_its_standard_error_is_taken_for_as_large_as_that(estimates: list[float]) -> None:
-    """At next to no scale the averages weigh all estimates alike."""
+    """At M0 the averages weigh so few estimates nearly alike."""
     estimator = GradientNoiseScale(M0)
     for sqr in estimates:
-        # Of two groups, |mu|^2 = 2 |g|^2 - sum w_i |g_i|^2.
-        estimator.update(GroupNorms(groups=2, batch=32, local_sqr=5.0, mean_sqr=(sqr + 5.0) / 2), 1e-4)
+        estimator.update(StepEstimate(sqr, trace=3.0, noisy=True), 1.0)
     known = estimator.statistics()
     assert known is not None
-    assert known.sqr == pytest.approx(statistics.stdev(estimates) / math.sqrt(len(estimates)), rel=1e-4)
+    assert known.sqr == pytest.approx(statistics.stdev(estimates) / math.sqrt(len(estimates)), rel=1e-3)
 
 
 def test_averages_survive_in_their_state() -> None:
-    estimator = fed(GroupNorms(groups=4, batch=128, local_sqr=3.0, mean_sqr=2.0), times=7)
+    estimator = fed(of_groups(groups=4, batch=128, local_sqr=3.0, mean_sqr=2.0), times=7)
     other = GradientNoiseScale(M0)
     other.load(estimator.state())
     for one in (estimator, other):
-        one.update(GroupNorms(2, 64, 5.0, 1.0), 4.0)
+        one.update(of_groups(2, 64, 5.0, 1.0), 4.0)
     assert other.state() == estimator.state()
 
 
 def test_old_gradients_are_forgotten_by_examples_not_by_steps() -> None:
-    old, new = GroupNorms(4, 128, 3.0, 2.0), GroupNorms(4, 128, 9.0, 1.0)
+    old, new = of_groups(4, 128, 3.0, 2.0), of_groups(4, 128, 9.0, 1.0)
     many_small, few_large = fed(old), fed(old)
     for _ in range(80):
         many_small.update(new, 1.0)

@@ -1,9 +1,11 @@
+import random
 from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from workloads.trainer.ledger import Fingerprints, Ledger
 from workloads.trainer.sampler import Sampler
 
 shapes = st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 40))
@@ -35,6 +37,42 @@ def test_every_example_is_used_exactly_once_an_epoch_whatever_is_resized(
         assert max(used.values(), default=1) == 1
     assert {replica.epoch for replica in replicas} == {epochs}
     assert replicas[0].cursor == used.total()
+
+
+def test_a_thousand_random_schedules_lose_and_repeat_nothing() -> None:
+    """Resizes, newcomers that take over a survivor's state, steps that broke and are done again, jobs that
+    resume from their state: proven as the verifier does it, by the ledger, and by counting."""
+    for number in range(1000):
+        draw = random.Random(number)
+        examples = draw.randint(1, 60)
+        proofs = Fingerprints(examples)
+        replicas, ledger = [Sampler(examples, number)], Ledger()
+        used: Counter[int] = Counter()
+        for _ in range(draw.randint(1, 20)):
+            if draw.random() < 0.2:
+                survivors = replicas[: draw.randint(0, 2)]
+                state = draw.choice(replicas).state()
+                newcomers = [Sampler(examples, number) for _ in range(draw.randint(not survivors, 2))]
+                for newcomer in newcomers:
+                    newcomer.load(state)
+                replicas = [*survivors, *newcomers]
+            ranks, passes = len(replicas), draw.randint(1, 2)
+            left = examples - replicas[0].cursor
+            total = draw.choice([draw.randint(1, 20), left, left + 1])
+            parts = [replica.take(total, rank, ranks, passes) for rank, replica in enumerate(replicas)]
+            if draw.random() < 0.1:
+                continue
+            taken = [i for part in parts for indices in part.passes for i in indices.tolist()]
+            used.update(taken)
+            ledger.add(len(taken), sum(proofs.mark(part.passes) for part in parts))
+            ended = [replica.advance(len(taken)) for replica in replicas]
+            if ended[0]:
+                assert used == Counter(range(examples))
+                used.clear()
+                ledger.end_epoch()
+        assert len({tuple(replica.state().items()) for replica in replicas}) == 1
+        assert used == Counter(replicas[0].used().tolist())
+        assert ledger.findings(proofs, replicas[0].epoch, replicas[0].used()) == ()
 
 
 def test_the_groups_of_a_step_do_not_depend_on_how_they_are_spread() -> None:

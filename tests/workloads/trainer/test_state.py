@@ -36,11 +36,11 @@ def step(states: list[TrainingState], total: int, passes: int = 1) -> list[float
     batches = []
     for rank, state in enumerate(states):
         batch = state.sampler.take(total, rank, len(states), passes)
-        state.seed_step(rank)
         state.gradients.start()
         loss_share = 0.0
         for number, indices in enumerate(batch.passes, start=1):
             weight = len(indices) / batch.total
+            state.seed_pass(indices)
             loss = state.task.loss(state.task.model, indices) * weight
             loss.backward()
             state.gradients.end_pass(weight, alone=batch.groups == 1, last=number == len(batch.passes))
@@ -197,3 +197,31 @@ def test_a_target_is_met_from_its_own_side() -> None:
     assert not meets(tiny_app.SPEC, 0.06, 0.05)
     assert not meets(tiny_app.SPEC, math.nan, 0.05)
     assert meets(msgspec.structs.replace(tiny_app.SPEC, metric_mode="max"), 0.06, 0.05)
+
+
+def test_what_dropout_draws_depends_on_the_passes_of_a_step_and_not_on_who_computes_them() -> None:
+    """Ragged steps and the end of an epoch included; no two passes draw the same."""
+
+    def train(ranks: int, passes: int, steps: int = 15) -> torch.Tensor:
+        states = [tiny_state(dropout=0.5) for _ in range(ranks)]
+        for _ in range(steps):
+            step(states, min(46, tiny_app.EXAMPLES - states[0].sampler.cursor), passes)
+        assert states[0].sampler.epoch == 2
+        return weights(states[0])
+
+    one = train(1, 4)
+    torch.testing.assert_close(train(4, 1), one, atol=1e-9, rtol=0.0)
+    torch.testing.assert_close(train(2, 2), one, atol=1e-9, rtol=0.0)
+    assert not torch.allclose(train(1, 1), one, atol=1e-3, rtol=0.0)
+
+
+def test_each_pass_of_each_step_draws_numbers_of_its_own() -> None:
+    state = tiny_state()
+    drawn = set()
+    for _ in range(20):
+        batch = state.sampler.take(24, passes=4)
+        for indices in batch.passes:
+            state.seed_pass(indices)
+            drawn.add(torch.rand(1).item())
+        step([state], 24)
+    assert len(drawn) == 80
