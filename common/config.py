@@ -67,6 +67,13 @@ class SchedulerConfig(Struct, frozen=True):
     """What a policy assumes that a resize costs before a job has shown it."""
 
 
+class CollectorConfig(Struct, frozen=True):
+    memory: bool = True
+    """Whether new jobs start from what former jobs of their application have shown."""
+    memory_file: str = ""
+    """Where that is kept across runs; empty: `memory.json` in the folder of the runs."""
+
+
 class AgentConfig(Struct, frozen=True):
     slots: Annotated[int, Meta(ge=0, le=4096)] = 4
     """Slots of a node; 0: one for every usable core."""
@@ -87,6 +94,8 @@ class TrainerConfig(Struct, frozen=True):
     same, since they may wait for slots that it leaves."""
     order_timeout_s: Seconds = 60.0
     """A replica without group or orders for so long gives up."""
+    hang_timeout_s: Seconds = 60.0
+    """A replica that has not looked at its orders, as it does in every step, for so long is ended as lost."""
     checkpoint_every_s: Seconds = 15.0
     """Between two periodic checkpoints, in case nobody survives."""
     verify_timeout_s: Seconds = 300.0
@@ -112,10 +121,15 @@ class Config(Struct, frozen=True):
     run: RunConfig = RunConfig()
     endpoints: EndpointsConfig = EndpointsConfig()
     scheduler: SchedulerConfig = SchedulerConfig()
+    collector: CollectorConfig = CollectorConfig()
     agent: AgentConfig = AgentConfig()
     trainer: TrainerConfig = TrainerConfig()
     limits: LimitsConfig = LimitsConfig()
     applications: ApplicationsConfig = ApplicationsConfig()
+
+    @property
+    def memory_file(self) -> Path:
+        return Path(self.collector.memory_file or Path(self.run.logs_dir) / "memory.json")
 
     def run_dir(self, run_id: str) -> Path:
         return Path(self.run.logs_dir) / run_id

@@ -14,7 +14,7 @@ Who speaks to whom:
     any publisher -> logger, collector              EventRecord                pub/sub, numbered, repaired
     agent -> replica                                ReplicaStart, ReplicaOrder pipe
     agent -> verifier                               VerifyStart                pipe
-    replica -> agent                                Fact | Event               pipe
+    replica -> agent                                Fact | Event | ReplicaAlive  pipe
 """
 
 from common.config import TrainerConfig
@@ -283,6 +283,8 @@ class GenerationStarted(Message, frozen=True):
     progress: float
     progress_lost: float = 0.0
     """Work done before a failure that the new generation has to do again."""
+    first_step_s: float = 0.0
+    """Time of that first step: with `seconds_lost` it is how long no step was completed."""
 
 
 class BatchChanged(Message, frozen=True):
@@ -458,7 +460,11 @@ class EventRecord(Struct, frozen=True):
     schema: int = EVENT_SCHEMA
 
 
-ReplicaMessage = Fact | Event
+class ReplicaAlive(Message, frozen=True):
+    """Replica -> agent, about once a second while it looks at its orders: it does not hang."""
+
+
+ReplicaMessage = Fact | Event | ReplicaAlive
 
 
 # --------------------------------------------------------------------------- requests and replies
@@ -523,9 +529,14 @@ class GetRun(Message, frozen=True):
 
 
 class GetProfiles(Message, frozen=True):
-    """Scheduler -> collector, before a round. Reply: Profiles of the jobs named."""
+    """Scheduler -> collector, before a round. Reply: Profiles of the jobs named.
+
+    `applications` and `targets` are theirs, in the same order, so that the collector can add what it
+    remembers of other jobs; without them it tells what each job has shown itself."""
 
     job_ids: tuple[str, ...]
+    applications: tuple[str, ...] = ()
+    targets: tuple[float, ...] = ()
 
 
 class GetAcknowledged(Message, frozen=True):

@@ -11,6 +11,7 @@ Progress is counted in AdaScale steps: steps at the initial batch size M0 (DESIG
 import enum
 import math
 import re
+from functools import lru_cache
 from typing import Annotated, Literal
 
 import msgspec
@@ -138,19 +139,24 @@ def batch_config(total: int, replicas: int, spec: JobSpec) -> JobConfig:
     """Split a total batch size over `replicas` within the bounds of `spec`: in as few passes as
     `max_atomic_batch` allows, and as near to `total` as whole examples a pass do, from above where that is
     allowed. Raises ValueError where no split is within the bounds."""
-    fewest = max(math.ceil(total / (replicas * spec.max_atomic_batch)), 1)
-    most = spec.max_batch_size // (replicas * spec.min_atomic_batch)
+    totals = spec.min_batch_size, spec.max_batch_size
+    return _split(total, replicas, totals, (spec.min_atomic_batch, spec.max_atomic_batch))
+
+
+@lru_cache(maxsize=10_000)
+def _split(total: int, replicas: int, totals: tuple[int, int], atomics: tuple[int, int]) -> JobConfig:
+    fewest = max(math.ceil(total / (replicas * atomics[1])), 1)
+    most = totals[1] // (replicas * atomics[0])
     for passes in (*range(fewest, most + 1), *range(min(fewest - 1, most), 0, -1)):
         parts = replicas * passes
-        smallest = max(math.ceil(spec.min_batch_size / parts), spec.min_atomic_batch)
-        largest = min(spec.max_batch_size // parts, spec.max_atomic_batch)
+        smallest = max(math.ceil(totals[0] / parts), atomics[0])
+        largest = min(totals[1] // parts, atomics[1])
         if smallest <= largest:
             atomic = min(max(math.ceil(total / parts), smallest), largest)
             return JobConfig(atomic_batch=atomic, accumulation=passes - 1)
     raise ValueError(
-        f"{replicas} replicas cannot share a batch of {total} with {spec.min_atomic_batch} to "
-        f"{spec.max_atomic_batch} examples a pass and a total of {spec.min_batch_size} to "
-        f"{spec.max_batch_size}"
+        f"{replicas} replicas cannot share a batch of {total} with {atomics[0]} to {atomics[1]} examples a "
+        f"pass and a total of {totals[0]} to {totals[1]}"
     )
 
 
@@ -212,3 +218,13 @@ class JobProfile(Struct, frozen=True):
     max_profiled_replicas: int = 0
     restart_s: float = 0.0
     """Median seconds that the job's resizes have cost it."""
+    application_replicas: int = 0
+    """The most replicas that a job of its application was profiled with; 0: nothing is remembered."""
+    needed_progress: float = 0.0
+    """What jobs of its application needed for its target, in AdaScale steps; 0: nobody can tell."""
+
+    @property
+    def explored_replicas(self) -> int:
+        """How many replicas may be tried: twice as many as the job has been profiled with, and four times
+        as many as any job of its application, for what is remembered is believed further."""
+        return max(2 * self.max_profiled_replicas, 4 * self.application_replicas)

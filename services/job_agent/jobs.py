@@ -24,6 +24,7 @@ from common.protocol import (
     JobRaised,
     JobSaved,
     Orders,
+    ReplicaAlive,
     ReplicaExited,
     ReplicaLost,
     ReplicaMessage,
@@ -64,6 +65,8 @@ class Tracked:
     record: Replica | Verifier
     output: Path
     started_s: float
+    heard_s: float
+    """When it last said anything."""
     answered: bool = False
     """It has said why it ends: JobRaised, or the verdict."""
     told_to_leave_s: float = float("inf")
@@ -166,7 +169,7 @@ class Jobs:
             return
         self.processes.send(name, encode(order))
         record = Replica(name=name, job_id=job.spec.id, serial=self.started, phase=Phase.ACTIVE, order=order)
-        self.tracked[name] = Tracked(record, output, self.clock())
+        self.tracked[name] = Tracked(record, output, self.clock(), self.clock())
         self.publish(
             ReplicaStarted(
                 job_id=job.spec.id,
@@ -189,7 +192,7 @@ class Jobs:
         if pid is None:
             return
         record = Verifier(name=name, job_id=job_id, checkpoint=order.checkpoint, phase=Phase.ACTIVE)
-        self.tracked[name] = Tracked(record, output, self.clock(), claim=order)
+        self.tracked[name] = Tracked(record, output, self.clock(), self.clock(), claim=order)
         self.publish(VerificationStarted(job_id=job_id, node=self.node, replica=name, pid=pid))
 
     def new_process(self, job_id: str) -> tuple[str, Path]:
@@ -218,14 +221,18 @@ class Jobs:
     def on_tick(self) -> None:
         """What only time brings about."""
         self.answer_for_unsaved()
-        leave_s, verify_s = self.config.trainer.order_timeout_s, self.config.trainer.verify_timeout_s
+        now_s, bounds = self.clock(), self.config.trainer
         for name, tracked in list(self.tracked.items()):
             phase = tracked.record.phase
-            if phase is Phase.LEAVING and self.clock() - tracked.told_to_leave_s > leave_s:
+            if phase is Phase.LEAVING and now_s - tracked.told_to_leave_s > bounds.order_timeout_s:
                 self.kill(name)
-            waits = tracked.claim is not None and phase is Phase.ACTIVE and not tracked.answered
-            if waits and self.clock() - tracked.started_s > verify_s:
-                self.give_up(name, f"had no answer in {verify_s:g} s")
+            if phase is not Phase.ACTIVE or tracked.answered:
+                continue
+            if tracked.claim is not None:
+                if now_s - tracked.started_s > bounds.verify_timeout_s:
+                    self.give_up(name, f"had no answer in {bounds.verify_timeout_s:g} s")
+            elif now_s - tracked.heard_s > bounds.hang_timeout_s:
+                self.give_up(name, f"has not looked at its orders for {bounds.hang_timeout_s:g} s")
 
     def give_up(self, name: str, why: str) -> None:
         """Kill a process, and report it lost where it is missed and has not explained its end itself."""
@@ -244,7 +251,10 @@ class Jobs:
         except DecodeError as error:
             self.publish(BadMessage(service=f"agent-{self.node}", error=f"from {name}: {error}"))
             return
+        tracked.heard_s = self.clock()
         match message:
+            case ReplicaAlive():
+                pass
             case JobRaised():
                 tracked.answered = True
                 output_tail = tail(tracked.output) or message.output_tail

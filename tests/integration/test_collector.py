@@ -19,6 +19,7 @@ from common.lifecycle import StopFlag
 from common.protocol import (
     GetJobs,
     GetProfiles,
+    JobCompleted,
     ModelFitted,
     Profiles,
     Refused,
@@ -56,6 +57,7 @@ class Stack:
         self.config = Config(run=RunConfig(logs_dir=str(logs_dir)), endpoints=endpoints())
         self.processes: list[subprocess.Popen[bytes]] = []
         self.run_id = "run-1"
+        self.application = ""
         self.stop = StopFlag()
         self.reactor = Reactor(self.stop)
         self.scheduler: ReplyServer | None = None
@@ -87,8 +89,13 @@ class Stack:
         assert self.reactor.run_until(lambda: bool(replies), WAIT_S), "no reply"
         return replies[0]
 
+    def question(self, job_id: str) -> GetProfiles:
+        if not self.application:
+            return GetProfiles(job_ids=(job_id,))
+        return GetProfiles(job_ids=(job_id,), applications=(self.application,), targets=(0.9,))
+
     def profile(self, job_id: str) -> JobProfile:
-        reply = self.ask(GetProfiles(job_ids=(job_id,)))
+        reply = self.ask(self.question(job_id))
         assert isinstance(reply, Profiles)
         return reply.profiles[0]
 
@@ -104,7 +111,7 @@ class Stack:
 
         def turn() -> None:
             publish()
-            self.client.post(GetProfiles(job_ids=(job_id,)), look, lambda: None)
+            self.client.post(self.question(job_id), look, lambda: None)
 
         beat = self.reactor.every(0.1, turn)
         assert self.reactor.run_until(lambda: bool(profiles), WAIT_S), "the profile never came to that"
@@ -196,6 +203,30 @@ def test_a_new_run_of_the_scheduler_starts_afresh(stack: Stack) -> None:
     stack.wait_for("b", lambda p: p.max_profiled_replicas == 2, lambda: second.publish(sample(2, "b")))
     assert stack.profile("a") == JobProfile(job_id="a")
     assert second.close(WAIT_S)
+
+
+def test_what_jobs_have_shown_starts_jobs_of_their_application_in_later_runs(stack: Stack) -> None:
+    stack.start_scheduler()
+    agent = stack.agent("one")
+    stack.application = "app"
+    known = stack.wait_for("a", lambda p: p.parameters is not None, lambda: agent.publish(sample(2)))
+    done = JobCompleted(job_id="a", verified=True, metric=0.91, progress=70.0)
+    new = stack.wait_for("new", lambda p: p.needed_progress == 70.0, lambda: agent.publish(done))
+    assert new.parameters == known.parameters
+    assert agent.close(WAIT_S)
+
+    stack.collector.send_signal(signal.SIGTERM)
+    assert stack.collector.wait(WAIT_S) == 0
+    stack.run_id = "run-2"
+    stack.collector = stack.start("services.metrics_collector")
+    recalled = stack.wait_for("a", lambda p: p.needed_progress == 70.0, lambda: None)
+    assert recalled.parameters == known.parameters
+    assert recalled.statistics == GradientStatistics(sqr=1.0, var=4.0)
+    assert (recalled.application_replicas, recalled.max_profiled_replicas, recalled.progress) == (2, 0, 0.0)
+    stack.application = "another"
+    assert stack.profile("b") == JobProfile(job_id="b")
+    reply = stack.ask(GetProfiles(job_ids=("a", "b"), applications=("app",), targets=(0.9,)))
+    assert isinstance(reply, Refused)
 
 
 def test_without_a_scheduler_it_answers_empty_profiles_and_stays_small_and_idle(stack: Stack) -> None:

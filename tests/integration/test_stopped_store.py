@@ -22,6 +22,7 @@ from tests.integration.replica_fleet import (
     running_store,
     tiny_spec,
 )
+from workloads.trainer import checkpoint
 from workloads.trainer.checkpoint import StateLock
 from workloads.trainer.elastic import GroupBroken, Mailbox, Meeting
 
@@ -90,7 +91,7 @@ def test_no_question_to_a_stopped_store_outlasts_the_bound(
     # It is asked once: what follows in the same meeting, and in the same `gather`, fails at once.
     for text in ("does not answer(: no answer in 0.5 s)?$", "does not answer$"):
         with pytest.raises(GroupBroken, match=text):
-            ask(meeting, Mailbox(pipe))
+            ask(meeting, Mailbox(pipe, TIMEOUT_S))
     assert time.monotonic() - start_s < HANGS_S
     with pytest.raises(GroupBroken, match=f"store at 127.0.0.1:{store.port} cannot be reached: no answer in"):
         Meeting("job", order(store, 1), BOUND_S)
@@ -104,7 +105,7 @@ def test_a_store_that_dies_while_a_member_is_waited_for_breaks_the_group(
     meeting = Meeting("job", order(store), BOUND_S)
     os.kill(store.pid, signal.SIGKILL)
     with pytest.raises(GroupBroken, match="the group's store does not answer"):
-        meeting.gather(Mailbox(pipe), TIMEOUT_S, lambda: None)
+        meeting.gather(Mailbox(pipe, TIMEOUT_S), TIMEOUT_S, lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -122,14 +123,14 @@ def test_a_group_that_does_not_begin_says_for_want_of_whom(
         other = Meeting("job", order(store), TIMEOUT_S)
         other._set("here/0", "")
     with pytest.raises(GroupBroken, match=text):
-        meeting.gather(Mailbox(pipe), 0.1, lambda: None)
+        meeting.gather(Mailbox(pipe, TIMEOUT_S), 0.1, lambda: None)
 
 
 def test_a_group_that_was_given_up_says_so_where_nothing_follows(store: Store, pipe: Connection) -> None:
     with pytest.raises(GroupBroken, match="rank 1 of 2 did not come"):
-        Meeting("job", order(store), TIMEOUT_S).gather(Mailbox(pipe), 0.0, lambda: None)
+        Meeting("job", order(store), TIMEOUT_S).gather(Mailbox(pipe, TIMEOUT_S), 0.0, lambda: None)
     with pytest.raises(GroupBroken, match="the group was given up, and no newer order came in 0 s"):
-        Meeting("job", order(store, 1), TIMEOUT_S).gather(Mailbox(pipe), 0.0, lambda: None)
+        Meeting("job", order(store, 1), TIMEOUT_S).gather(Mailbox(pipe, TIMEOUT_S), 0.0, lambda: None)
 
 
 def test_a_group_whose_next_store_stands_still_is_reported_within_the_bound_and_keeps_its_state(
@@ -178,3 +179,12 @@ def test_a_lock_that_somebody_keeps_breaks_the_group_within_the_bound(tmp_path: 
         fleet.wait_for(GenerationRunning, lambda fact: fact.generation == 3)
     finally:
         fleet.close()
+
+
+def test_one_who_was_stopped_while_saving_keeps_others_from_it_only_so_long(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint, "LOCK_TIMEOUT_S", 0.05)
+    with checkpoint._locked(tmp_path / "saving.lock"), pytest.raises(BlockingIOError):
+        checkpoint.save(tmp_path, 1, b"state")
+    assert checkpoint.save(tmp_path, 1, b"state").path.exists()

@@ -1,5 +1,6 @@
-"""`tiny`: a small regression in double precision that takes a fraction of a millisecond a step, and does on
-demand what an application should not do. "n-th" counts the losses that a process computes, from 1."""
+"""`tiny`: a small regression, in double precision unless told otherwise, that takes a fraction of a
+millisecond a step, and does on demand what an application should not do. "n-th" counts the losses that a
+process computes, from 1; the first one is that of the rehearsal."""
 
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,7 @@ SPEC = ApplicationSpec(
         "learning_rate": 0.02,
         "momentum": 0.9,
         "dropout": 0.0,
+        "single": 0.0,  # 1: in single precision
         "sleep_ms": 0.0,  # in every loss
         "raise_at": 0.0,  # raise in the n-th loss
         "nan_at": 0.0,  # NaN from the n-th loss on
@@ -50,14 +52,16 @@ def build(seed: int, settings: dict[str, float]) -> Task:
     from torch import nn
 
     numbers = SPEC.settings | settings
+    precision = torch.float32 if numbers["single"] else torch.float64
     draw = torch.Generator().manual_seed(seed)
     x = torch.randn(EXAMPLES + HELD_OUT, FEATURES, generator=draw, dtype=torch.float64)
     y = torch.sin(x.sum(1, keepdim=True))
     y += 0.1 * torch.randn(len(x), 1, generator=draw, dtype=torch.float64)
+    x, y = x.to(precision), y.to(precision)
     torch.manual_seed(seed)
     model = nn.Sequential(
         nn.Linear(FEATURES, 16), nn.Tanh(), nn.Dropout(numbers["dropout"]), nn.Linear(16, 1)
-    ).double()
+    ).to(precision)
     losses = 0
 
     def loss(model: nn.Module, indices: "torch.Tensor") -> "torch.Tensor":

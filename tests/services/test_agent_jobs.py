@@ -17,6 +17,7 @@ from common.protocol import (
     JobRaised,
     JobSaved,
     Orders,
+    ReplicaAlive,
     ReplicaLost,
     ReplicaMessage,
     ReplicaStarted,
@@ -34,6 +35,7 @@ from services.job_agent.replicas import Exit
 SAVE_S = 10.0
 LEAVE_S = 60.0
 VERIFY_S = 300.0
+HANG_S = 1000.0
 KILLED = Exit(-signal.SIGKILL, finished=False)
 LEFT = Exit(0, finished=True)
 A: Allocation = (Placement(node="a", replicas=1),)
@@ -108,7 +110,10 @@ class Agent:
         config = Config(
             run=RunConfig(logs_dir=str(logs_dir)),
             trainer=TrainerConfig(
-                collective_timeout_s=SAVE_S, order_timeout_s=LEAVE_S, verify_timeout_s=VERIFY_S
+                collective_timeout_s=SAVE_S,
+                order_timeout_s=LEAVE_S,
+                verify_timeout_s=VERIFY_S,
+                hang_timeout_s=HANG_S,
             ),
         )
         self.now_s = 0.0
@@ -343,6 +348,21 @@ def test_another_verifier_tries_when_newer_orders_ask_for_it_and_not_before(agen
     agent.follow(4, claims=(CLAIM,))
     assert verifications(agent) == 3
     assert agent.facts[2:] == [VERDICT]
+
+
+def test_a_replica_that_hangs_is_killed_and_lost_once(agent: Agent) -> None:
+    agent.follow(1, job(1, (Placement(node="a", replicas=2),)))
+    working, hangs = agent.names
+    agent.wait(HANG_S)
+    agent.says(working, ReplicaAlive())
+    assert agent.processes.killed == []
+    agent.wait(1.0)
+    assert agent.processes.killed == [hangs]
+    agent.wait(1.0)
+    agent.exits(hangs, KILLED)
+    (lost,) = agent.facts
+    assert isinstance(lost, ReplicaLost)
+    assert lost.reason == f"replica {hangs} has not looked at its orders for 1000 s; killed"
 
 
 def test_a_verifier_that_takes_too_long_is_killed_and_lost_once(agent: Agent) -> None:

@@ -1,8 +1,8 @@
 """Training state on disk: atomic, digested, two generations, and never silently ignored.
 
 A checkpoint is one file: a line that says what it is, the SHA-256 of the rest, and the rest. It is
-written beside its final name, forced to disk and renamed, so that a name never stands for half a file. The
-two newest are kept. A file that cannot be used is renamed to `broken-...`: neither tried nor counted again.
+written under another name, forced to disk and renamed, so that a name never stands for half a file. The two
+newest are kept. A file that cannot be used is renamed to `broken-...`: neither tried nor counted again.
 """
 
 import contextlib
@@ -16,11 +16,15 @@ from pathlib import Path
 
 MAGIC = b"coadapt checkpoint 1\n"
 DIGEST_CHARS = 64
+UNFINISHED = "saving"
+"""Name of a checkpoint that is being written: always the same, so that killed processes leave one at most."""
 KEPT = 2
+LOCK_TIMEOUT_S = 5.0
+"""So long one who saves may keep others from it; one who was stopped meanwhile would do so for ever."""
 
 
 class CheckpointError(Exception):
-    """A checkpoint cannot be used; the text says why."""
+    """A checkpoint cannot be used, or not be saved; the text says why."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +43,7 @@ def save(folder: Path, steps: int, payload: bytes) -> Saved:
     digest = hashlib.sha256(payload).hexdigest()
     # Two ranks of a broken group may save at the same time.
     with _locked(folder / "saving.lock"):
-        temporary = folder / f"saving-{path.name}"
+        temporary = folder / UNFINISHED
         try:
             with temporary.open("wb") as file:
                 file.write(MAGIC + digest.encode() + b"\n" + payload)
@@ -128,10 +132,14 @@ class StateLock:
 
 def note_progress(folder: Path, progress: float) -> None:
     """Leave word of how far training has come, for those who resume from less. Costs no fsync: the loss
-    that it measures is that of processes, not of machines."""
-    temporary = folder / "progress.new"
-    temporary.write_text(repr(progress))
-    temporary.replace(folder / "progress")
+    that it measures is that of processes, not of machines. A few bytes in place, which a full disk takes
+    too; what it does not take is left out."""
+    with contextlib.suppress(OSError):
+        fd = os.open(folder / "progress", os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            os.pwrite(fd, f"{progress:<24.17g}".encode(), 0)
+        finally:
+            os.close(fd)
 
 
 def noted_progress(folder: Path) -> float:
@@ -143,8 +151,17 @@ def noted_progress(folder: Path) -> float:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
+    """Raises OSError when somebody else holds the lock for LOCK_TIMEOUT_S."""
+    end_s = time.monotonic() + LOCK_TIMEOUT_S
     with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end_s:
+                    raise
+                time.sleep(0.01)
         yield
 
 

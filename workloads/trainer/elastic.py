@@ -1,10 +1,10 @@
 """Process groups that come and go while the processes, and their training state, stay.
 
 The ranks of a group agree on the step after which they switch to a newer order by two sums that travel with
-the gradients (`Course`). The members of a new group meet in a TCPStore under the prefix (job, group), so that
-a straggler of another group cannot get in, and connect to each other only when all of them are there. Every
-wait is bounded, and given up for a newer order; a store that stands still breaks the group like one that is
-gone.
+the gradients (`Course`). The members of a new group meet in a TCPStore under the prefix (run, job, group), so
+that a straggler of another group cannot get in, and connect to each other only when all of them are there.
+Every wait is bounded, and given up for a newer order; a store that stands still breaks the group like one
+that is gone.
 
 Groups are torch's `ProcessGroupGloo` objects, made and dropped directly: `init_process_group` would make the
 same object behind process-wide state. One gloo device (a listening socket and a thread) serves all groups of
@@ -13,6 +13,7 @@ a process, which halves the time that it takes to drop one.
 
 import select
 import socket
+import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -23,12 +24,13 @@ import torch
 from torch._C._distributed_c10d import PrefixStore, ProcessGroupGloo, TCPStore
 
 from common.codec import decode, encode
-from common.protocol import ReplicaMessage, ReplicaOrder
+from common.protocol import ReplicaAlive, ReplicaMessage, ReplicaOrder
 from workloads.trainer.bounded import BoundedCaller
 
 POLL_S = 0.002
 """Between two looks at a store that cannot be waited for together with a pipe."""
 GLOO_THREADS = 2
+ALIVE_EVERY_S = 1.0
 HAS_STATE, HAS_NONE = "state", "none"
 GO, GIVE_UP = "go", "give up"
 
@@ -48,16 +50,23 @@ class AgentGone(Exception):
 
 
 class Mailbox:
-    """The replica's end of its pipe. `newest` is the newest order that has come. Raises AgentGone."""
+    """The replica's end of its pipe. `newest` is the newest order that has come. Raises AgentGone, also when
+    the agent has not read for `bound_s` and the pipe is full."""
 
-    def __init__(self, connection: Connection) -> None:
-        self._connection = connection
-        self._poll = select.poll()
+    def __init__(self, connection: Connection, bound_s: float) -> None:
+        self._connection, self._bound_s = connection, bound_s
+        self._poll, self._room = select.poll(), select.poll()
         self._poll.register(connection.fileno(), select.POLLIN)
+        self._room.register(connection.fileno(), select.POLLOUT)
+        self._said_alive_s = float("-inf")
         self.newest: ReplicaOrder | None = None
 
     def read(self, wait_s: float = 0.0) -> bool:
-        """Take in what is there, or comes within `wait_s`; whether there was a newer order."""
+        """Take in what is there, or comes within `wait_s`; whether there was a newer order. Now and then the
+        agent is told that its orders are read, which is how it knows that this replica does not hang."""
+        if time.monotonic() - self._said_alive_s > ALIVE_EVERY_S:
+            self._said_alive_s = time.monotonic()
+            self.send(ReplicaAlive())
         newer = False
         while self._poll.poll(wait_s * 1000.0):
             try:
@@ -71,6 +80,9 @@ class Mailbox:
         return newer
 
     def send(self, message: ReplicaMessage) -> None:
+        # A writable pipe takes a whole message: it has more room than any of them needs.
+        if not self._room.poll(self._bound_s * 1000.0):
+            raise AgentGone
         try:
             self._connection.send_bytes(encode(message))
         except OSError as error:
@@ -102,21 +114,24 @@ class Group:
             raise GroupBroken(_short(error)) from error
 
     def leave(self) -> None:
-        self._backend = None
+        """The connections are closed in the background: gloo takes up to 10 ms for each of them."""
+        backend, self._backend = [self._backend], None
+        if backend[0] is not None:
+            threading.Thread(target=backend.clear, daemon=True).start()
 
 
 class Meeting:
     """One group's place in its store. Raises GroupBroken wherever the store cannot be reached, or does not
-    answer within `timeout_s`."""
+    answer within `timeout_s`. `job` is a name that no other job of any run has."""
 
-    def __init__(self, job_id: str, order: ReplicaOrder, timeout_s: float) -> None:
+    def __init__(self, job: str, order: ReplicaOrder, timeout_s: float) -> None:
         self.order = order
         self._timeout_s = timeout_s
         self._ranks = range(order.world_size)
         self._silent = False
         """A store that has not answered once is not asked again."""
         where = f"store at {order.store_host}:{order.store_port}"
-        self._store = self._ask(lambda: self._open(job_id), f"{where} cannot be reached")
+        self._store = self._ask(lambda: self._open(job), f"{where} cannot be reached")
 
     def announce(self, *, has_state: bool) -> None:
         """This member can come as soon as the others can."""
@@ -161,15 +176,13 @@ class Meeting:
         decided: bytes = self._ask(lambda: self._store.compare_set("decision", "", proposal))
         return decided.decode()
 
-    def _open(self, job_id: str) -> PrefixStore:
-        store = TCPStore(
-            self.order.store_host,
-            self.order.store_port,
-            is_master=False,
-            wait_for_workers=False,
-            timeout=timedelta(seconds=self._timeout_s),
-        )
-        return PrefixStore(f"{job_id}/{self.order.group}", store)
+    def _open(self, job: str) -> PrefixStore:
+        address = (self.order.store_host, self.order.store_port)
+        if address not in _connections:
+            _connections.clear()
+            bound = timedelta(seconds=self._timeout_s)
+            _connections[address] = TCPStore(*address, is_master=False, wait_for_workers=False, timeout=bound)
+        return PrefixStore(f"{job}/{self.order.group}", _connections[address])
 
     def _connect(self) -> Any:
         gloo: Any = ProcessGroupGloo
@@ -214,10 +227,9 @@ class Meeting:
             raise GroupBroken(otherwise)
         try:
             return _caller.call(question, self._timeout_s)
-        except TimeoutError as error:
-            self._silent = True
-            raise GroupBroken(f"{otherwise}: {error}") from error
         except (RuntimeError, OSError) as error:
+            self._silent = isinstance(error, TimeoutError)
+            _connections.clear()
             raise GroupBroken(f"{otherwise}: {_short(error)}") from error
 
 
@@ -232,11 +244,11 @@ class Course:
     for slots that the other one leaves.
     """
 
-    def __init__(self, mailbox: Mailbox, job_id: str, timeout_s: float, patience_s: float) -> None:
+    def __init__(self, mailbox: Mailbox, job: str, timeout_s: float, patience_s: float) -> None:
         self.mailbox = mailbox
         self.meeting: Meeting | None = None
         """Of the newest order, where that needs a new group."""
-        self._job_id, self._timeout_s, self._patience_s = job_id, timeout_s, patience_s
+        self._job, self._timeout_s, self._patience_s = job, timeout_s, patience_s
         self._seen = -1
         """Newest generation that has been looked at."""
         self._waits_since_s = 0.0
@@ -267,7 +279,7 @@ class Course:
     def meeting_for(self, order: ReplicaOrder) -> Meeting:
         """Where the group of `order` meets; announced, by one that has state."""
         if self.meeting is None or self.meeting.order.group != order.group:
-            self.meeting = Meeting(self._job_id, order, self._timeout_s)
+            self.meeting = Meeting(self._job, order, self._timeout_s)
         return self.meeting
 
     def _go_to_meeting(self, newest: ReplicaOrder, present: ReplicaOrder) -> None:
@@ -276,7 +288,7 @@ class Course:
         self.meeting = None
         joins = newest.rank >= 0
         if newest.world_size and newest.group != present.group and (joins or present.rank == 0):
-            self.meeting = Meeting(self._job_id, newest, self._timeout_s)
+            self.meeting = Meeting(self._job, newest, self._timeout_s)
             self._waits_since_s = time.monotonic()
             if joins:
                 self.meeting.announce(has_state=True)
@@ -290,6 +302,9 @@ def check_newest(mailbox: Mailbox, order: ReplicaOrder) -> None:
 
 _caller = BoundedCaller()
 _devices: dict[str, object] = {}
+_connections: dict[tuple[str, int], TCPStore] = {}
+"""The last store's, kept from group to group: torch asks the network for the name of the store's address
+whenever it connects, which takes seconds where a name server does not answer."""
 
 
 def _device(address: str) -> object:

@@ -1,5 +1,6 @@
 """A job as one replica has it: its task, its state, its folder, and what it says to its agent."""
 
+import contextlib
 import math
 import time
 from collections.abc import Callable
@@ -68,19 +69,23 @@ class Job:
         if self.state.progress > self.spec.max_progress:
             self.state.next_evaluation = self.state.progress
         if group.rank == 0 and time.monotonic() - self._last_save_s > self.config.checkpoint_every_s:
-            self.save("periodic")
+            self.try_save("periodic")
 
-    def save(self, reason: str) -> Path | None:
-        """Write the state to disk; None, and an event, when that is not possible."""
+    def try_save(self, reason: str) -> None:
+        """Save where that is possible; training goes on in any case, and the event tells of it."""
+        with contextlib.suppress(checkpoint.CheckpointError):
+            self.save(reason)
+
+    def save(self, reason: str) -> Path:
+        """Write the state to disk. Raises CheckpointError, after the event, where that is not possible."""
         self._last_save_s = time.monotonic()
         try:
             saved = checkpoint.save(self.folder, self.state.steps, self.state.to_bytes())
         except OSError as error:
             former = next(iter(checkpoint.saved_in(self.folder)), "")
-            self._say_fallback(
-                str(self.folder), str(former), f"a {reason} checkpoint could not be saved: {error.strerror}"
-            )
-            return None
+            problem = f"the {reason} checkpoint could not be saved: {error.strerror}"
+            self._say_fallback(str(self.folder), str(former), problem)
+            raise checkpoint.CheckpointError(problem) from error
         self._send(
             CheckpointSaved(
                 job_id=self.spec.id,

@@ -1,8 +1,9 @@
 """A slot is a fraction of a core: the process sleeps so that its CPU clock keeps to that fraction.
 
-What the process uses is read from its own CPU clock (all of its threads, communication included), and what it
-may use grows with the wall clock. A debt is carried until it is paid. What was not used, while waiting for
-others, may be used later only up to a short burst, as the kernel's CPU quota does it.
+What the process uses is read from its own CPU clock (all of its threads, communication included), and what
+it may use grows with the wall clock. A debt is carried until it is paid, that of building the task too: a
+slow slot starts slowly. What was not used, while waiting for others or oversleeping, may be used later only
+up to a short burst, as the kernel's CPU quota does it.
 """
 
 import time
@@ -13,7 +14,8 @@ BURST_S = 0.1
 
 
 class Pacer:
-    """Call `pause` after every piece of work. Speed 1.0 never sleeps."""
+    """Call `pause` after every piece of work, before its end is timed: then the times of the pieces are those
+    of a slower core. At speed 1.0 only a process that keeps several cores busy ever sleeps."""
 
     def __init__(
         self,
@@ -31,8 +33,6 @@ class Pacer:
         """CPU seconds that may be used; negative: a debt."""
 
     def pause(self) -> None:
-        if self.speed == 1.0:
-            return
         now_s, used_s = self._clock(), self._cpu_clock()
         self._left_s += (now_s - self._now_s) * self.speed - (used_s - self._used_s)
         self._left_s = min(self._left_s, BURST_S * self.speed)

@@ -11,6 +11,7 @@ import sys
 import time
 import traceback
 from multiprocessing.connection import Connection
+from pathlib import Path
 
 import msgspec
 import torch
@@ -29,6 +30,7 @@ from common.protocol import (
 from common.types import JobConfig
 from workloads.trainer import checkpoint
 from workloads.trainer.elastic import (
+    ALIVE_EVERY_S,
     AgentGone,
     Course,
     Group,
@@ -39,7 +41,7 @@ from workloads.trainer.elastic import (
     check_newest,
 )
 from workloads.trainer.job import Job
-from workloads.trainer.loop import train
+from workloads.trainer.loop import rehearse, train
 from workloads.trainer.pacing import Pacer
 from workloads.trainer.state import JobError
 
@@ -50,14 +52,16 @@ def run_replica(connection: Connection, start: ReplicaStart) -> None:
     """Process body. Orders come on `connection`, facts and events go out on it. Returns when the replica has
     left in peace; exits with code 1 otherwise."""
     torch.set_num_threads(1)
-    replica = Replica(start, Mailbox(connection))
+    # torch looks up the name of a store's address when it connects; unless the user has decided otherwise,
+    # a name server that does not answer shall not cost the usual 5 s.
+    os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
+    replica = Replica(start, Mailbox(connection, start.trainer.order_timeout_s))
     try:
         try:
             replica.run()
         except (Exception, SystemExit) as error:
             if isinstance(error, AgentGone):
                 raise
-            traceback.print_exc()
             replica.say_raised(error)
             sys.exit(1)
     except AgentGone:
@@ -69,8 +73,13 @@ class Replica:
         self._start, self._mailbox = start, mailbox
         self._pacer = Pacer(start.slot_speed)
         self._config = start.trainer
+        # A store may outlive the run, and another run may have a job of the same name.
+        run_id = Path(start.job_dir).parents[1].name
         self._course = Course(
-            mailbox, start.spec.id, self._config.collective_timeout_s, self._config.newcomers_timeout_s
+            mailbox,
+            f"{run_id}/{start.spec.id}",
+            self._config.collective_timeout_s,
+            self._config.newcomers_timeout_s,
         )
         self._job: Job | None = None
         self._former_replicas = 0
@@ -83,6 +92,7 @@ class Replica:
 
     def run(self) -> None:
         self._job = Job(self._start, self._pacer, self._mailbox.send)
+        rehearse(self._job)
         self._pacer.pause()
         order = self._next_order(None)
         gather_s = self._config.order_timeout_s
@@ -210,7 +220,7 @@ class Replica:
         self._mailbox.read()
         newest = self._mailbox.newest
         if newest is None or newest.group == order.group:
-            print(f"group {order.group} is broken: {reason}", file=sys.stderr)
+            _note(f"group {order.group} is broken: {reason}\n")
             generation = newest.generation if newest else order.generation
             self._mailbox.send(ReplicaLost(job_id=self.job.spec.id, generation=generation, reason=reason))
         return self._next_order(order)
@@ -222,9 +232,9 @@ class Replica:
             newest = self._mailbox.newest
             if newest is not None and (present is None or newest.group != present.group):
                 return newest
-            self._mailbox.read(left_s)
+            self._mailbox.read(min(left_s, ALIVE_EVERY_S))
         if self.job.has_state:
-            self.job.save("periodic")
+            self.job.try_save("periodic")
         reason = f"no orders for {self._config.order_timeout_s:g} s: gives up"
         generation = present.generation if present else 0
         self._mailbox.send(ReplicaLost(job_id=self.job.spec.id, generation=generation, reason=reason))
@@ -243,27 +253,38 @@ class Replica:
             saves = preempted or not self._course.meeting_for(order).somebody_has_state()
         elif group is not None and preempted:
             saves = not _all_done(group)
-        if saves and (path := job.save("preempted")) and preempted:
-            self._mailbox.send(
-                JobSaved(
-                    job_id=job.spec.id,
-                    generation=order.generation,
-                    checkpoint=str(path),
-                    progress=job.state.progress,
-                )
-            )
+        if saves and preempted:
+            self._mailbox.send(self._saved(order))
+        elif saves:
+            job.try_save("preempted")
         if group is not None and group.rank == 0 and preempted:
             _all_done(group)
         job.lock.release()
+
+    def _saved(self, order: ReplicaOrder) -> JobSaved | ReplicaLost:
+        """What becomes of the state of a job that is preempted. The job outlives a state that could not be
+        saved: it resumes from the last checkpoint."""
+        job = self.job
+        try:
+            path = job.save("preempted")
+        except checkpoint.CheckpointError as error:
+            return ReplicaLost(job_id=job.spec.id, generation=order.generation, reason=str(error))
+        return JobSaved(
+            job_id=job.spec.id,
+            generation=order.generation,
+            checkpoint=str(path),
+            progress=job.state.progress,
+        )
 
     def _finish(self, group: Group, order: ReplicaOrder) -> None:
         """The target is met. The others stay until rank 0 has saved: while one of them lives, nothing is
         lost."""
         job = self.job
         if group.rank == 0:
-            path = job.save("final")
-            if path is None:
-                raise JobError("the target was met, but the final checkpoint could not be saved")
+            try:
+                path = job.save("final")
+            except checkpoint.CheckpointError as error:
+                raise JobError(f"the target was met, but {error}") from error
             self._mailbox.send(
                 TargetReached(
                     job_id=job.spec.id,
@@ -286,15 +307,25 @@ class Replica:
             reason = str(error)
         else:
             reason = f"{type(error).__name__}: {error}"
+        # Of the application's own failures only: the others are explained by the reason.
+        traces = "" if isinstance(error, JobError) else "".join(traceback.format_exception(error))
+        _note(traces or f"{reason}\n")
         with contextlib.suppress(AgentGone):
             self._mailbox.send(
                 JobRaised(
                     job_id=self._start.spec.id,
                     generation=newest.generation if newest else 0,
                     reason=printable(reason),
-                    output_tail="".join(traceback.format_exception(error))[-2000:],
+                    output_tail=traces[-2000:],
                 )
             )
+
+
+def _note(text: str) -> None:
+    """Into the replica's output, where the disk takes it."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(text)
+        sys.stderr.flush()
 
 
 def _all_done(group: Group) -> bool:

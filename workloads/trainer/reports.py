@@ -121,7 +121,7 @@ class Reporter:
         now_s = self._clock()
         self._steps += 1
         if self._steps == 1:
-            self._first_step(state, now_s - self.last_step_s - watch.total_s)
+            self._first_step(state, now_s - self.last_step_s - watch.total_s, watch.total_s)
         self.last_step_s = now_s
         if self._order.rank != 0:
             return
@@ -167,12 +167,15 @@ class Reporter:
         note_progress(self._folder, state.progress)
         self._window = _Window(now_s)
 
-    def _first_step(self, state: TrainingState, lost_s: float) -> None:
+    def _first_step(self, state: TrainingState, lost_s: float, step_s: float) -> None:
         assert self._order is not None
         if self._beginning is not None:
             self._send(
                 msgspec.structs.replace(
-                    self._beginning, seconds_lost=max(lost_s, 0.0), progress=state.progress
+                    self._beginning,
+                    seconds_lost=max(lost_s, 0.0),
+                    progress=state.progress,
+                    first_step_s=step_s,
                 )
             )
         if self._order.rank == 0:

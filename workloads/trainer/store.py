@@ -1,6 +1,7 @@
 """A node's TCPStore, where process groups meet, in a process of its own that outlives every job."""
 
 import contextlib
+import ctypes
 import socket
 from multiprocessing.connection import Connection
 
@@ -17,11 +18,24 @@ def run_store(connection: Connection, host: str) -> None:
     # Bound here, since the store itself would listen on every address of the machine.
     listener.bind((host, 0))
     listener.listen(socket.SOMAXCONN)
-    port = listener.getsockname()[1]
+    address, port = listener.getsockname()[:2]
+    _look_up_no_names()
     store = TCPStore(
-        host, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.detach(), use_libuv=True
+        address,
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        master_listen_fd=listener.detach(),
+        use_libuv=True,
     )
     connection.send_bytes(msgspec.msgpack.encode(store.port))
     with contextlib.suppress(EOFError, OSError):
         while True:
             connection.recv_bytes()
+
+
+def _look_up_no_names() -> None:
+    """torch looks up the name of every address that connects, for its log alone, and answers nobody
+    meanwhile: 5 s where the name server does not answer. From here on this process knows /etc/hosts only."""
+    with contextlib.suppress(AttributeError):  # not glibc
+        ctypes.CDLL(None).__nss_configure_lookup(b"hosts", b"files")

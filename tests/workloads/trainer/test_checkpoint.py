@@ -1,14 +1,39 @@
+import contextlib
+import ctypes
 import errno
+import io
 import os
+import pickle
+import random
 import signal
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
+import torch
 
+from tests.integration import tiny_app
+from tests.integration.replica_fleet import TIMEOUT_S, context, tiny_spec
 from workloads.trainer import checkpoint
-from workloads.trainer.checkpoint import CheckpointError, StateLock, load_newest, read, save, saved_in
+from workloads.trainer.checkpoint import (
+    UNFINISHED,
+    CheckpointError,
+    StateLock,
+    load_newest,
+    read,
+    save,
+    saved_in,
+)
+from workloads.trainer.state import TrainingState
 
 PAYLOAD = bytes(range(256)) * 40
+KILLS = 50
+WEIGHTS_BYTES = 400_000
+CLONE_NEWNS, CLONE_NEWUSER, MS_RDONLY, MS_REMOUNT = 0x20000, 0x10000000, 1, 32
 
 
 class Loader:
@@ -18,13 +43,16 @@ class Loader:
         self.loaded: bytes | None = None
         self.fallbacks: list[tuple[str, str, str]] = []
 
+    def say(self, path: str, fallback: str, reason: str) -> None:
+        self.fallbacks.append((path, fallback, reason))
+
     def load(self, data: bytes) -> None:
         if data == b"of another job":
             raise CheckpointError("does not fit")
         self.loaded = data
 
     def newest(self, folder: Path, named: str = "") -> Path | None:
-        return load_newest(folder, named, self.load, lambda *said: self.fallbacks.append(said))
+        return load_newest(folder, named, self.load, self.say)
 
 
 def test_what_was_saved_is_read(tmp_path: Path) -> None:
@@ -89,17 +117,79 @@ def test_a_newer_one_than_the_one_promised_is_used(tmp_path: Path) -> None:
     assert not loader.fallbacks
 
 
-def test_a_full_disk_leaves_the_former_one_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    former = save(tmp_path, 1, b"former").path
+def test_a_full_disk_leaves_the_former_one_as_it_was(tmp_path: Path) -> None:
+    def fill() -> None:
+        mount(tmp_path, "size=64k")
+        former = save(tmp_path, 1, PAYLOAD).path
+        with pytest.raises(OSError, match="No space left") as caught:
+            save(tmp_path, 2, PAYLOAD * 10)
+        assert caught.value.errno == errno.ENOSPC
+        assert saved_in(tmp_path) == [former]
+        assert read(former) == PAYLOAD
+        # What could not be written takes no room either.
+        assert not (tmp_path / UNFINISHED).exists()
+        checkpoint.note_progress(tmp_path, 1.0)
+        with pytest.raises(OSError, match="No space left"):
+            (tmp_path / "filler").write_bytes(bytes(100_000))
+        checkpoint.note_progress(tmp_path, 2.0)
+        assert checkpoint.noted_progress(tmp_path) == 2.0
+        (tmp_path / "filler").unlink()
+        assert read(save(tmp_path, 3, PAYLOAD).path) == PAYLOAD
 
-    def full(fd: int) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    in_a_process_of_its_own(fill)
 
-    monkeypatch.setattr(checkpoint.os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
-        save(tmp_path, 2, PAYLOAD)
-    assert saved_in(tmp_path) == [former]
-    assert not list(tmp_path.glob("saving-*"))
+
+def test_a_folder_that_became_read_only_still_has_what_was_saved(tmp_path: Path) -> None:
+    def protect() -> None:
+        mount(tmp_path, "size=64k")
+        former, newest = save(tmp_path, 1, b"good").path, save(tmp_path, 2, PAYLOAD).path
+        newest.write_bytes(b"damaged")
+        mount(tmp_path, "", MS_REMOUNT | MS_RDONLY)
+        with pytest.raises(OSError, match="Read-only file system"):
+            save(tmp_path, 3, PAYLOAD)
+        checkpoint.note_progress(tmp_path, 1.0)
+        loader = Loader()
+        assert loader.newest(tmp_path) == former
+        assert [path for path, _, _ in loader.fallbacks] == [str(newest)]
+
+    in_a_process_of_its_own(protect)
+
+
+def in_a_process_of_its_own(body: Callable[[], None]) -> None:
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            body()
+            os._exit(0)
+        except PermissionError as error:
+            os.write(writing, str(error).encode())
+            os._exit(2)
+        except BaseException as error:
+            os.write(writing, repr(error).encode())
+        finally:
+            os._exit(1)
+    os.close(writing)
+    with open(reading, "rb") as answer:
+        text = answer.read().decode()
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    if code == 2:
+        pytest.skip(f"no file system can be mounted here: {text}")
+    assert code == 0, text
+
+
+def mount(folder: Path, options: str, flags: int = 0) -> None:
+    """A small file system in memory that only this process sees; as root of a name space of its own, where
+    it is not root otherwise."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def call(name: str, *arguments: Any) -> bool:
+        return getattr(libc, name)(*arguments) == 0
+
+    alone = flags & MS_REMOUNT or call("unshare", CLONE_NEWNS) or call("unshare", CLONE_NEWUSER | CLONE_NEWNS)
+    source, kind = b"tmpfs", b"tmpfs"
+    if not alone or not call("mount", source, os.fsencode(folder), kind, flags, options.encode()):
+        raise PermissionError(os.strerror(ctypes.get_errno()))
 
 
 @pytest.mark.parametrize("moment", range(12))
@@ -120,8 +210,6 @@ def test_killed_in_a_save_there_is_still_a_good_one(tmp_path: Path, moment: int)
 
 
 def _kill_at(moment: int) -> None:
-    import sys
-
     calls = 0
 
     def on_event(event: str, arguments: object) -> None:
@@ -132,6 +220,138 @@ def _kill_at(moment: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
 
     sys.addaudithook(on_event)
+
+
+def test_killed_at_any_moment_of_a_save_nothing_that_was_saved_is_lost(tmp_path: Path) -> None:
+    """A process saves without a break and is killed, again and again, at a moment drawn at random."""
+    ours, theirs = context.Pipe()
+    # All of them are forked from one that has torch imported and runs no threads.
+    killer = context.Process(target=_kill_savers, args=(theirs, tmp_path), daemon=True)
+    killer.start()
+    theirs.close()
+    unfinished = 0
+    for _ in range(KILLS):
+        assert ours.poll(TIMEOUT_S)
+        end = ours.recv()
+        assert end.fallbacks == []
+        # It may have been killed between a save and its word of it.
+        assert end.loaded in (end.said, end.said + 1)
+        assert end.whole
+        unfinished += end.unfinished
+    assert unfinished >= KILLS // 10, "hardly any was killed in a save"
+    killer.join(TIMEOUT_S)
+    save(tmp_path, 10**6, PAYLOAD)
+    assert not (tmp_path / UNFINISHED).exists()
+    assert len(saved_in(tmp_path)) == 2
+
+
+class End(NamedTuple):
+    """What a killed process has left."""
+
+    said: int
+    """The last step that it had saved, by its own word."""
+    loaded: int
+    whole: bool
+    """The weights are those of that step."""
+    fallbacks: list[tuple[str, str, str]]
+    unfinished: bool
+
+
+def _kill_savers(pipe: Connection, folder: Path) -> None:
+    torch.set_num_threads(1)
+    draw = random.Random(3)
+    task = tiny_app.build(3, {})
+    weights = torch.nn.Parameter(torch.zeros(WEIGHTS_BYTES // 8).double())
+    task.model.register_parameter("weights", weights)
+    state = TrainingState(tiny_spec(), tiny_app.SPEC, task)
+    said = 0
+    start_s = time.monotonic()
+    save(folder, 0, state.to_bytes())
+    save_s = time.monotonic() - start_s
+    for _ in range(KILLS):
+        reading, writing = os.pipe()
+        pid = os.fork()
+        while pid == 0:
+            state.steps += 1
+            weights.data.fill_(state.steps)
+            save(folder, state.steps, state.to_bytes())
+            os.write(writing, state.steps.to_bytes(8))
+        os.close(writing)
+        time.sleep(draw.uniform(0.0, 2.0) * save_s)
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        with open(reading, "rb") as file:
+            said = max(said, int.from_bytes(file.read()[-8:]))
+        unfinished = (folder / UNFINISHED).exists()
+        loader = Loader()
+        assert load_newest(folder, "", state.load_bytes, loader.say)
+        whole = bool((weights == state.steps).all())
+        pipe.send(End(said, state.steps, whole, loader.fallbacks, unfinished))
+        said = state.steps
+
+
+class Malicious:
+    """Unpickling it leaves a file behind."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self._path),)
+
+
+@pytest.mark.parametrize("how", ["pickle", "torch", "in the state"])
+def test_loading_runs_no_code(tmp_path: Path, how: str) -> None:
+    """However true its digest is."""
+    state = TrainingState(tiny_spec(), tiny_app.SPEC, tiny_app.build(3, {}))
+    good = save(tmp_path, 1, state.to_bytes()).path
+    trace = tmp_path / "code has run"
+    code = Malicious(trace)
+    buffer = io.BytesIO()
+    match how:
+        case "pickle":
+            pickle.dump(code, buffer, protocol=2)
+        case "torch":
+            torch.save(code, buffer)
+        case "in the state":
+            content = torch.load(io.BytesIO(state.to_bytes()), weights_only=True)
+            torch.save(content | {"optimizer": code}, buffer)
+    save(tmp_path, 2, buffer.getvalue())
+    loader = Loader()
+    found = load_newest(tmp_path, "", state.load_bytes, loader.say)
+    assert found == good
+    assert not trace.exists()
+    [(_, _, reason)] = loader.fallbacks
+    assert reason.startswith("does not fit: UnpicklingError")
+    # The attack is one: without the guard it works.
+    with contextlib.suppress(RuntimeError):
+        torch.load(io.BytesIO(buffer.getvalue()), weights_only=False)
+    assert trace.exists()
+
+
+@pytest.mark.parametrize("changes", [{"job": {"id": "other"}}, {"optimizer": None}, {"sampler": [1]}])
+def test_a_state_that_does_not_fit_is_passed_over(tmp_path: Path, changes: dict[str, Any]) -> None:
+    state = TrainingState(tiny_spec(), tiny_app.SPEC, tiny_app.build(3, {}))
+    good = save(tmp_path, 1, state.to_bytes()).path
+    buffer = io.BytesIO()
+    torch.save(torch.load(io.BytesIO(state.to_bytes()), weights_only=True) | changes, buffer)
+    save(tmp_path, 2, buffer.getvalue())
+    loader = Loader()
+    assert load_newest(tmp_path, "", state.load_bytes, loader.say) == good
+    assert len(loader.fallbacks) == 1
+
+
+def test_a_missing_folder_is_an_error_of_saving_and_nothing_to_resume_from(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    with pytest.raises(OSError, match="No such file"):
+        save(gone, 1, PAYLOAD)
+    checkpoint.note_progress(gone, 1.0)
+    loader = Loader()
+    assert loader.newest(gone) is None
+    assert loader.newest(gone, named=str(gone / "checkpoint-0000000007")) is None
+    assert [(fallback, reason) for _, fallback, reason in loader.fallbacks] == [
+        ("", "cannot be read: No such file or directory")
+    ]
 
 
 def test_state_is_not_read_from_disk_while_somebody_has_it_in_memory(tmp_path: Path) -> None:
@@ -165,6 +385,6 @@ def test_a_killed_process_does_not_keep_others_from_the_disk(tmp_path: Path) -> 
 
 def test_progress_is_noted_for_those_who_resume_from_less(tmp_path: Path) -> None:
     assert checkpoint.noted_progress(tmp_path) == 0.0
-    checkpoint.note_progress(tmp_path, 12.25)
-    checkpoint.note_progress(tmp_path, 13.5)
-    assert checkpoint.noted_progress(tmp_path) == 13.5
+    for progress in (12345.678901234567, 13.5, 1e-300, 2.0 / 3.0, 1e12):
+        checkpoint.note_progress(tmp_path, progress)
+        assert checkpoint.noted_progress(tmp_path) == progress

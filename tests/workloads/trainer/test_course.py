@@ -1,5 +1,6 @@
 """The agreement on the step after which ranks switch, without processes: sums are added up here."""
 
+import itertools
 import multiprocessing
 
 import msgspec
@@ -8,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import TCPStore
 
-from common.codec import encode
-from common.protocol import ReplicaOrder
+from common.codec import decode, encode
+from common.protocol import JobRaised, ReplicaAlive, ReplicaMessage, ReplicaOrder
 from common.types import JobConfig
-from workloads.trainer.elastic import AgentGone, Course, Mailbox, Meeting, Superseded
+from workloads.trainer.elastic import AgentGone, Course, GroupBroken, Mailbox, Meeting, Superseded
 
 PATIENCE_S = 1000.0
 
@@ -36,7 +37,7 @@ def test_ranks_switch_together_to_an_order_that_all_have(known: list[list[int]])
     """`known`: the generations, in order of arrival, that each rank has heard of."""
     pipes = [multiprocessing.Pipe() for _ in known]
     try:
-        courses = [Course(Mailbox(ours), "job", 1.0, PATIENCE_S) for ours, _ in pipes]
+        courses = [Course(Mailbox(ours, 5.0), "job", 1.0, PATIENCE_S) for ours, _ in pipes]
         for (_, theirs), generations in zip(pipes, known, strict=True):
             for generation in generations:
                 theirs.send_bytes(encode(order(generation)))
@@ -56,7 +57,7 @@ def test_ranks_switch_together_to_an_order_that_all_have(known: list[list[int]])
 
 def test_an_order_to_leave_needs_no_meeting() -> None:
     ours, theirs = multiprocessing.Pipe()
-    course = Course(Mailbox(ours), "job", 1.0, PATIENCE_S)
+    course = Course(Mailbox(ours, 5.0), "job", 1.0, PATIENCE_S)
     theirs.send_bytes(encode(order(2, rank=-1, group=2, world_size=0)))
     assert course.offer(order(1)) == 1
     assert course.meeting is None
@@ -69,7 +70,7 @@ def test_newcomers_are_waited_for_but_not_for_ever(patience_s: float, offered: i
     """They may themselves wait for the slots of a job that waits for the slots of this one."""
     ours, theirs = multiprocessing.Pipe()
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    course = Course(Mailbox(ours), "job", 5.0, patience_s)
+    course = Course(Mailbox(ours, 5.0), "job", 5.0, patience_s)
     theirs.send_bytes(encode(order(2, group=2, world_size=2, store_port=store.port)))
     present = order(1, world_size=1)
     assert course.offer(present) == offered
@@ -88,7 +89,7 @@ def test_a_group_that_one_member_has_given_up_is_given_up_by_all() -> None:
     called_away[1].send_bytes(encode(newer))
     member = Meeting("job", order(2, rank=1, group=2, world_size=2, store_port=store.port), 5.0)
     with pytest.raises(Superseded):
-        member.gather(Mailbox(called_away[0]), 5.0, lambda: None)
+        member.gather(Mailbox(called_away[0], 5.0), 5.0, lambda: None)
     rank_0 = Meeting("job", order(2, group=2, world_size=2, store_port=store.port), 5.0)
     all_were_there: list[bool] = []
 
@@ -97,10 +98,26 @@ def test_a_group_that_one_member_has_given_up_is_given_up_by_all() -> None:
         first[1].send_bytes(encode(newer))
 
     with pytest.raises(Superseded):
-        rank_0.gather(Mailbox(first[0]), 5.0, prepare)
+        rank_0.gather(Mailbox(first[0], 5.0), 5.0, prepare)
     assert all_were_there
     for end in (*called_away, *first):
         end.close()
+
+
+def test_a_straggler_of_a_former_group_cannot_join_the_next() -> None:
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    ours, theirs = multiprocessing.Pipe()
+    straggler = Meeting("job", order(2, rank=1, group=2, world_size=2, store_port=store.port), 5.0)
+    straggler.announce(has_state=True)
+    with pytest.raises(GroupBroken, match="rank 0 of 2 did not come"):
+        straggler.gather(Mailbox(ours, 5.0), 0.0, lambda: None)
+    rank_0 = Meeting("job", order(3, group=3, world_size=2, store_port=store.port), 5.0)
+    rank_0.announce(has_state=True)
+    assert not rank_0.all_announced()
+    with pytest.raises(GroupBroken, match="rank 1 of 2 did not come"):
+        rank_0.gather(Mailbox(ours, 5.0), 0.0, lambda: None)
+    ours.close()
+    theirs.close()
 
 
 def test_the_state_of_a_group_can_be_asked_for_before_all_are_announced() -> None:
@@ -116,7 +133,7 @@ def test_the_state_of_a_group_can_be_asked_for_before_all_are_announced() -> Non
 
 def test_old_orders_change_nothing() -> None:
     ours, theirs = multiprocessing.Pipe()
-    mailbox = Mailbox(ours)
+    mailbox = Mailbox(ours, 5.0)
     for generation in (3, 2, 3):
         theirs.send_bytes(encode(order(generation)))
     assert mailbox.read()
@@ -127,9 +144,32 @@ def test_old_orders_change_nothing() -> None:
     theirs.close()
 
 
+def test_whoever_reads_its_orders_says_so_but_not_each_time() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    mailbox = Mailbox(ours, 5.0)
+    assert not theirs.poll()
+    for _ in range(100):
+        mailbox.read()
+    assert decode(theirs.recv_bytes(), ReplicaMessage) == ReplicaAlive()  # type: ignore[arg-type]
+    assert not theirs.poll()
+    ours.close()
+    theirs.close()
+
+
+def test_an_agent_that_has_stopped_reading_is_not_waited_for_longer_than_agreed() -> None:
+    ours, theirs = multiprocessing.Pipe()
+    mailbox = Mailbox(ours, 0.1)
+    message = JobRaised(job_id="job", generation=1, reason="", output_tail=2_000 * "x")
+    many = iter(lambda: mailbox.send(message), "never")
+    with pytest.raises(AgentGone):
+        list(itertools.islice(many, 10_000))
+    ours.close()
+    theirs.close()
+
+
 def test_a_closed_pipe_means_that_the_agent_is_gone() -> None:
     ours, theirs = multiprocessing.Pipe()
     theirs.close()
     with pytest.raises(AgentGone):
-        Mailbox(ours).read()
+        Mailbox(ours, 5.0).read()
     ours.close()
