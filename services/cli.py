@@ -3,17 +3,16 @@ command imports for itself, so that `coadapt --help` loads next to nothing."""
 
 import math
 import os
-import signal
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from typer.exceptions import TyperException
+
+from services.bench.cli import app as bench
+from services.simulator.cli import simulate
 
 if TYPE_CHECKING:
     from common.config import Config
@@ -35,6 +34,8 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
+app.add_typer(bench)
+app.command()(simulate)
 
 
 def main() -> None:
@@ -276,6 +277,7 @@ def run(
     The stack is brought up for it, and taken down when every job has ended, and on Ctrl-C.
 
     Exit 0 only when every job was completed and verified and the audit of the log is clean."""
+    from common.lifecycle import signals_raise
     from services.client import Arrivals, Client, workload_reader
     from services.monitor.service import follow, screen
     from services.stack import Stack
@@ -286,7 +288,7 @@ def run(
     config = _with(config, "run", workload=workload.name, seed=config.run.seed or workload.seed)
     config = _with(config, "scheduler", policy=policy or config.scheduler.policy)
     _check_policy(config.scheduler.policy)
-    with _signals_raise(), Stack(config, os.environ) as stack, Client(stack.config) as client:
+    with signals_raise(), Stack(config, os.environ) as stack, Client(stack.config) as client:
         print(f"run {stack.run_id}: the stack is up; its output is in {stack.output}", flush=True)
         arrivals = Arrivals(client, read(client.slots()))
         deadline_s = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
@@ -321,10 +323,10 @@ def _with(config: "Config", section: str, **values: object) -> "Config":
 
 def _check_policy(name: str) -> None:
     from common.lifecycle import UserError
-    from services.scheduler.policies import UnknownPolicy, make_policy
+    from services.scheduler.policies import UnknownPolicy, make_live_policy
 
     try:
-        make_policy(name)
+        make_live_policy(name)
     except UnknownPolicy as error:
         raise UserError(str(error)) from error
 
@@ -364,21 +366,6 @@ def _summarize(logs: Path, as_json: bool) -> int:
     from analysis.summarize import main as summarize_logs
 
     return summarize_logs([str(logs), *(["--json"] if as_json else [])])
-
-
-@contextmanager
-def _signals_raise() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does, so that what it started is taken down."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
-
-    former = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in former.items():
-            signal.signal(number, handler)
 
 
 def _complain(text: str, code: int) -> int:
