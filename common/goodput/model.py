@@ -109,7 +109,7 @@ def gain(statistics: GradientStatistics, scale: Numbers) -> FloatArray:
     sqr, var = statistics.sqr, statistics.var
     if not (math.isfinite(sqr + var) and sqr >= 0.0 and var > 0.0):
         return np.ones_like(scale)
-    return np.asarray(np.clip((var + sqr) / (var / scale + sqr), 1.0, scale))
+    return np.asarray(np.minimum(np.maximum((var + sqr) / (var / scale + sqr), 1.0), scale))
 
 
 def efficiency(statistics: GradientStatistics | None, scale: Numbers) -> FloatArray:
@@ -159,31 +159,68 @@ def best_batch(
     replica above M0 accumulates at least once, so that its gradient variance can be measured.
     """
     nodes, replicas = np.broadcast_arrays(np.asarray(nodes), np.asarray(replicas))
-    atomic, accumulation, allowed = _grid(bounds, tuple(replicas.ravel().tolist()))
-    shape = (*replicas.shape, GRID_POINTS)
-    atomic, accumulation, allowed = (a.reshape(shape) for a in (atomic, accumulation, allowed))
-    value = goodput(
-        parameters,
-        statistics,
-        bounds.initial,
-        nodes[..., None],
-        replicas[..., None],
-        np.maximum(atomic, 1),
-        accumulation,
-    )
-    value = np.where(allowed, value, 0.0)
-    best = np.argmax(value, axis=-1)[..., None]
-    reached = np.take_along_axis(value, best, axis=-1)[..., 0]
+    counts = tuple(replicas.ravel().tolist())
+    rates = _grid_throughput(bounds, parameters, tuple(nodes.ravel().tolist()), counts)
+    return _choose(rates, statistics, _grid(bounds, counts), replicas.shape)
+
+
+def best_batches(
+    bounds: BatchBounds,
+    parameters: ThroughputParameters,
+    statistics: GradientStatistics | None,
+    most: int,
+) -> BestBatch:
+    """`best_batch` of 1..most replicas on one node and, in the second row, across several: [2, most]."""
+    counts = _one_to(most) * 2
+    rates = _grid_throughput(bounds, parameters, (1,) * most + (2,) * most, counts)
+    return _choose(rates, statistics, _grid(bounds, counts), (2, most))
+
+
+@lru_cache(maxsize=256)
+def _one_to(most: int) -> tuple[int, ...]:
+    return tuple(range(1, most + 1))
+
+
+def _choose(
+    rates: FloatArray, statistics: GradientStatistics | None, grid: "Grid", shape: tuple[int, ...]
+) -> BestBatch:
+    value = rates if statistics is None else rates * efficiency(statistics, grid.scale)
+    best = value.argmax(axis=1)
+    rows = np.arange(len(best))
+    reached = value[rows, best]
+    possible = reached > 0
     return BestBatch(
-        goodput=reached,
-        atomic_batch=np.where(reached > 0, np.take_along_axis(atomic, best, axis=-1)[..., 0], 0),
-        accumulation=np.where(reached > 0, np.take_along_axis(accumulation, best, axis=-1)[..., 0], 0),
+        goodput=reached.reshape(shape),
+        atomic_batch=(grid.atomic[rows, best] * possible).reshape(shape),
+        accumulation=(grid.accumulation[rows, best] * possible).reshape(shape),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """Batches to choose from: [counts of replicas, GRID_POINTS] each. `scale` is the total batch over M0."""
+
+    atomic: IntArray
+    accumulation: IntArray
+    scale: FloatArray
+    allowed: npt.NDArray[np.bool_]
+
+
+@lru_cache(maxsize=2048)
+def _grid_throughput(
+    bounds: BatchBounds, parameters: ThroughputParameters, nodes: tuple[int, ...], replicas: tuple[int, ...]
+) -> FloatArray:
+    """Examples a second, 0 where the batch is not allowed: [counts of replicas, GRID_POINTS]. Kept, since a
+    job's gradient statistics change all the time and its step times do not."""
+    grid = _grid(bounds, replicas)
+    where = np.array(nodes)[:, None], np.array(replicas)[:, None]
+    return np.where(
+        grid.allowed, throughput(parameters, *where, np.maximum(grid.atomic, 1), grid.accumulation), 0.0
     )
 
 
 @lru_cache(maxsize=256)
-def _grid(bounds: BatchBounds, replicas: tuple[int, ...]) -> tuple[IntArray, IntArray, npt.NDArray[np.bool_]]:
-    """Atomic batches, accumulation passes, which of them are within bounds; each [replicas, points]."""
+def _grid(bounds: BatchBounds, replicas: tuple[int, ...]) -> Grid:
     count = np.array(replicas, dtype=np.int64)[:, None]
     smallest = np.maximum(bounds.initial, bounds.min_atomic * count)
     spread = np.linspace(0.0, 1.0, GRID_POINTS)
@@ -196,5 +233,8 @@ def _grid(bounds: BatchBounds, replicas: tuple[int, ...]) -> tuple[IntArray, Int
     # Rounding up must not carry the total past the maximum; that done, it may be short of M0.
     atomic = np.minimum(atomic, bounds.maximum // (count * (accumulation + 1)))
     allowed = (bounds.min_atomic <= atomic) & (atomic <= bounds.max_atomic)
-    allowed &= count * atomic * (accumulation + 1) >= bounds.initial
-    return atomic, accumulation, allowed
+    batch = count * atomic * (accumulation + 1)
+    allowed &= batch >= bounds.initial
+    # What is not allowed has no batch to speak of: M0 is as good as any.
+    scale = np.where(allowed, batch, bounds.initial) / bounds.initial
+    return Grid(atomic=atomic, accumulation=accumulation, scale=scale, allowed=allowed)

@@ -182,6 +182,18 @@ def test_a_small_job_moves_away_where_a_large_one_gains_more_by_it() -> None:
     assert solution.value == pytest.approx(-0.1 - 0.2 - 1.0)
 
 
+def test_a_few_large_jobs_that_cannot_share_nodes_get_whole_ones() -> None:
+    """By slots alone some would get parts of nodes, which nobody else could use."""
+    counts = np.arange(33)
+    jobs = []
+    for weight in (3.0, 5.0, 3.0, 5.0):
+        utility = -weight / (1e-3 + counts**0.9)
+        jobs.append(Options(together=np.where(counts <= 4, utility, -np.inf), spread=utility))
+    divided, _ = divide(np.stack([job.spread for job in jobs]), 32)
+    assert np.any(divided % 4 > 0)
+    assert [row_size(row) for row in solve(jobs, [4] * 8).rows] == [8, 8, 8, 8]
+
+
 def test_no_jobs_and_no_slots_are_no_trouble() -> None:
     assert solve([], [4]).rows == ()
     assert solve([concave(4, 1.0)], []).rows == ((),)

@@ -48,6 +48,29 @@ def describe(allocation: Allocation) -> str:
     return f"{count} on {', '.join(parts[:-1])} and {parts[-1]}"
 
 
+def keep_or_take_freest(
+    counts: Sequence[int], present: Sequence[Allocation], nodes: Sequence[Node], order: Sequence[int]
+) -> list[Allocation]:
+    """The placement of Optimus and Tiresias in the published comparison: a job whose count is unchanged
+    stays, and the others, in `order`, take from the freest nodes. One allocation a count, in rank order of
+    taking. The counts must not exceed the slots."""
+    board = Board([node.slots for node in nodes])
+    numbers = number_nodes(nodes)
+    placed: list[Allocation] = [()] * len(counts)
+    for j, allocation in enumerate(present):
+        row = to_row(allocation, numbers)
+        if row and row_size(row) == counts[j] and board.fits(row):
+            board.take(row)
+            placed[j] = allocation
+    for j in order:
+        if counts[j] and not placed[j]:
+            taken = board.from_the_freest(counts[j])
+            assert taken is not None, "counts never exceed the slots"
+            board.take(taken)
+            placed[j] = tuple(Placement(node=nodes[n].name, replicas=replicas) for n, replicas in taken)
+    return placed
+
+
 class Board:
     """Free slots of every node while a decision is made.
 
@@ -121,6 +144,19 @@ class Board:
         """On one node if one holds all, else on as few as possible; None where slots are short."""
         return self.together(replicas, present) or self.spread(replicas, present)
 
+    def from_the_freest(self, replicas: int) -> Row | None:
+        """From the node with the most free slots as many as it has, then from the next one, the first on
+        ties; None where slots are short."""
+        row: list[tuple[int, int]] = []
+        left = replicas
+        for level in range(len(self._by_free) - 1, 0, -1):
+            for node in self._by_free[level]:
+                if left <= 0:
+                    return tuple(row)
+                row.append((node, min(level, left)))
+                left -= level
+        return tuple(row) if left <= 0 else None
+
     def _closed(self, node: int) -> bool:
         return self.one_spread_a_node and self._guests[node] > 0
 
@@ -133,12 +169,14 @@ class Board:
         )
 
     def _change(self, node: int, slots: int, guests: int) -> None:
-        level = self._by_free[self.free[node]]
+        free, by_free = self.free[node], self._by_free
+        level = by_free[free]
         del level[bisect_left(level, node)]
-        if not self._closed(node):
-            self.spread_free -= self.free[node]
-        self.free[node] += slots
+        if not self._guests[node] or not self.one_spread_a_node:
+            self.spread_free -= free
+        free += slots
         self._guests[node] += guests
-        if not self._closed(node):
-            self.spread_free += self.free[node]
-        insort(self._by_free[self.free[node]], node)
+        if not self._guests[node] or not self.one_spread_a_node:
+            self.spread_free += free
+        self.free[node] = free
+        insort(by_free[free], node)

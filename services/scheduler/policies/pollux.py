@@ -15,14 +15,14 @@ replicas that it has been profiled with. Gradient statistics that are not truste
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from msgspec import structs
 
-from common.goodput.model import BatchBounds, BestBatch, FloatArray, best_batch, goodput
+from common.goodput.model import BatchBounds, BestBatch, FloatArray, best_batch, best_batches, goodput
 from common.types import (
     Allocation,
     GradientStatistics,
@@ -49,7 +49,10 @@ NO_GAIN = GradientStatistics(sqr=1.0, var=0.0)
 
 class GoodputPolicy:
     """`power` is p of the objective (0: the geometric mean). With `avoid_interference`, at most one job
-    that spans several nodes uses a node. Without `statistical`, efficiency is taken for 1 everywhere."""
+    that spans several nodes uses a node. Without `statistical`, efficiency is taken for 1 everywhere.
+
+    A policy with another objective of the same form overrides `weights` and `factor`; one of another form,
+    as long as it is a sum over jobs, `options`."""
 
     def __init__(
         self,
@@ -64,9 +67,13 @@ class GoodputPolicy:
         self.power = power
         self.avoid_interference = avoid_interference
 
-    def weights(self, view: ClusterView) -> FloatArray:
+    def weights(self, jobs: Sequence["JobModel"], view: ClusterView) -> FloatArray:
         """Of each job in the objective, positive: [jobs]."""
-        return np.ones(len(view.jobs))
+        return np.ones(len(jobs))
+
+    def factor(self, job: "JobModel", view: ClusterView) -> float:
+        """What is left of the job's speedup when its placement changes."""
+        return restart_factor(job.view, view)
 
     def decide(self, view: ClusterView, memory: Any, seed: int) -> Decision:
         """Neither `memory` nor `seed` matters."""
@@ -78,7 +85,7 @@ class GoodputPolicy:
             JobModel(job, to_row(job.allocation, numbers), slots, fair, one_node, self.statistical)
             for job in view.jobs
         ]
-        weights = self.weights(view)
+        weights = self.weights(jobs, view)
         # On ties, whoever has had least comes first.
         order = sorted(range(len(jobs)), key=lambda j: (view.jobs[j].attained_slot_s, j))
         solution = solve(
@@ -110,8 +117,7 @@ class GoodputPolicy:
         )
 
     def options(self, job: "JobModel", weight: float, view: ClusterView) -> Options:
-        factor = restart_factor(job.view, view)
-        together, spread = weight * utility(factor * job.speedups, self.power)
+        together, spread = weight * utility(self.factor(job, view) * job.speedups, self.power)
         keep = weight * float(utility(np.array(job.present_speedup), self.power))
         return Options(together=together, spread=spread, present=job.present, keep=keep)
 
@@ -145,6 +151,7 @@ class JobModel:
 
     speedups: [2, K + 1], of 0..K replicas on one node and over several; not a number where not allowed
     present: the present row, empty where there is none or its nodes are gone; present_speedup: its speedup
+    fair_rate: goodput of a fair share of the cluster, in examples a second; 0 without a model
     """
 
     def __init__(
@@ -161,13 +168,16 @@ class JobModel:
         profile = job.profile
         self.parameters = profile.parameters if profile else None
         self.best: BestBatch | None = None
+        self.fair_rate = 0.0
         if profile and self.parameters:
-            most = min(job.spec.max_replicas, self.bounds.max_replicas, 2 * profile.max_profiled_replicas)
+            most = min(job.spec.max_replicas, self.bounds.max_replicas, profile.explored_replicas)
             most = max(min(max(most, 1), slots), held)
             rates, best = _rates(self.bounds, self.parameters, self.statistics, most)
-            base = _fair_rate(self.bounds, self.parameters, self.statistics, fair)
+            base = float(rates[0, fair]) if fair <= most else math.nan
+            if math.isnan(base):
+                base = _fair_rate(self.bounds, self.parameters, self.statistics, fair)
             if base > 0:
-                self.best = best
+                self.best, self.fair_rate = best, base
                 self.rates = rates
                 self.speedups = rates * (scale / base)
                 self.present_speedup = self._rate_of_present() * (scale / base)
@@ -184,19 +194,19 @@ class JobModel:
             if present and replicas == replicas_of(self.view.allocation):
                 return present
             return batch_config(self.view.spec.min_batch_size, replicas, self.view.spec)
-        where = int(len(row) > 1), replicas - 1
-        best = JobConfig(
-            atomic_batch=int(self.best.atomic_batch[where]), accumulation=int(self.best.accumulation[where])
-        )
+        best = self._best_config(row)
         if present and replicas == replicas_of(self.view.allocation):
             in_bounds = present.total_batch(replicas) <= self.bounds.maximum
-            if in_bounds and self.best.goodput[where] <= BATCH_GAIN * self.rate(row, present):
+            reached = self.rates[int(len(row) > 1), replicas]
+            if in_bounds and reached <= BATCH_GAIN * self.rate(row, present):
                 return present
         return best
 
     def rate(self, row: Row, config: JobConfig) -> float:
         """Modelled goodput in examples a second (throughput, where efficiency is taken for 1)."""
         assert self.parameters is not None
+        if self.best is not None and config == self._best_config(row):
+            return float(self.rates[int(len(row) > 1), row_size(row)])
         return _rate(self.bounds, self.parameters, self.statistics, len(row) > 1, row_size(row), config)
 
     def reason(self, row: Row, allocation: Allocation, config: JobConfig) -> str:
@@ -214,6 +224,13 @@ class JobModel:
         if self.statistics is NO_GAIN:
             text += "; its gradient statistics do not allow a larger batch yet"
         return text
+
+    def _best_config(self, row: Row) -> JobConfig:
+        assert self.best is not None
+        where = int(len(row) > 1), row_size(row) - 1
+        return JobConfig(
+            atomic_batch=int(self.best.atomic_batch[where]), accumulation=int(self.best.accumulation[where])
+        )
 
     def _trusted_bounds(self) -> tuple[BatchBounds, GradientStatistics | None]:
         """Bounds of the batch, and the statistics to choose it by."""
@@ -252,7 +269,7 @@ def _rates(
 ) -> tuple[FloatArray, BestBatch]:
     """Best goodput [2, most + 1] of 0..most replicas on one node and over several (not a number where no
     batch is allowed), and the best batches [2, most] of 1..most replicas."""
-    best = best_batch(bounds, parameters, statistics, np.array([[1], [2]]), np.arange(1, most + 1)[None, :])
+    best = best_batches(bounds, parameters, statistics, most)
     rates = np.zeros((2, most + 1))
     rates[:, 1:] = np.where(best.goodput > 0, best.goodput, np.nan)
     rates[1, 1] = np.nan
@@ -268,9 +285,12 @@ def _fair_rate(
 ) -> float:
     """Best goodput of a fair share of the cluster, or of the most replicas below it that a batch in bounds
     can be split over; 0 where there is no such batch."""
-    counts = np.arange(max(min(fair, bounds.max_replicas), 1), 0, -1)
-    rates = best_batch(bounds, parameters, statistics, 1, counts).goodput
-    return float(rates[np.argmax(rates > 0)])
+    rate = 0.0
+    for count in range(max(min(fair, bounds.max_replicas), 1), 0, -1):
+        rate = float(best_batch(bounds, parameters, statistics, 1, count).goodput)
+        if rate > 0:
+            break
+    return rate
 
 
 @lru_cache(maxsize=8192)

@@ -9,7 +9,8 @@ expressed so; Pollux's power mean of speedups (section 4.2, eq. 14) is one.
 2. *Place.* Jobs that keep their placement stay; then jobs that must span nodes, largest first, on the
    freest nodes; then the others, largest first, best fit.
 3. *Improve.* Where placing cost something, take out a job that lost, alone or with one other, and put
-   them back where it is best, until nothing of that kind helps or the bound is met.
+   them back where it is best, until nothing of that kind helps or the bound is met. Where much is still
+   lost, start again from a division in which jobs that span nodes get whole ones; the better result counts.
 
 Everything is deterministic; on ties, jobs that come first in `jobs` get more.
 """
@@ -25,9 +26,12 @@ import numpy.typing as npt
 from common.goodput.model import FloatArray, IntArray
 from services.scheduler.policies.placement import Board, Row, row_size
 
-MAX_TRIALS = 1500
-"""Placements that the improvement tries at most; a figure of work, not of time, keeps it deterministic."""
+MIN_TRIALS, TRIALS_A_JOB = 1500, 3
+"""Groups of jobs that the improvement takes out at most; a figure of work, not of time, keeps it
+deterministic."""
 TOLERANCE = 1e-12
+WIDE_GAP = 0.002
+"""Between value and bound, relative to the bound, from which on a division into whole nodes is tried too."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -135,20 +139,23 @@ class _Search:
     def __init__(self, jobs: Sequence[Options], slots: Sequence[int], one_spread_a_node: bool) -> None:
         self.jobs = jobs
         self.slots = sum(slots)
+        self.one_spread_a_node = one_spread_a_node
+        self.most_on_a_node = max(slots, default=0)
         self.board = Board(slots, one_spread_a_node=one_spread_a_node)
         width = max(len(job.together) for job in jobs)
         together, spread = np.full((len(jobs), width), -np.inf), np.full((len(jobs), width), -np.inf)
         for j, job in enumerate(jobs):
             together[j, : len(job.together)] = job.together
             spread[j, : len(job.spread)] = job.spread
-        fits_one = max(slots, default=0) + 1
+        fits_one = self.most_on_a_node + 1
         spread[:, :fits_one] = np.minimum(spread[:, :fits_one], together[:, :fits_one])
         together[:, fits_one:] = -np.inf
         self.upper = np.maximum(together, spread)
         self.keep = [job.keep for job in jobs]
+        self.present_size = [row_size(job.present) for job in jobs]
         for j, job in enumerate(jobs):
             if job.present:
-                size = row_size(job.present)
+                size = self.present_size[j]
                 alike = together if len(job.present) == 1 else spread
                 self.keep[j] = max(job.keep, float(alike[j, size]))
                 self.upper[j, size] = max(self.upper[j, size], self.keep[j])
@@ -157,15 +164,42 @@ class _Search:
         self.rows: list[Row] = [()] * len(jobs)
         self.values: list[float] = together[:, 0].tolist()
         self.most = width - 1
-        self.trials = 0
+        self.trials_left = max(MIN_TRIALS, TRIALS_A_JOB * len(jobs))
 
     def run(self) -> Solution:
         counts, bound = divide(self.upper, self.slots)
-        aims = self.upper[np.arange(len(counts)), counts].tolist()
+        self.attempt(self.upper, counts, bound)
+        rows, value = self.rows, math.fsum(self.values)
+        if self.one_spread_a_node and value < bound - WIDE_GAP * abs(bound):
+            whole = self.whole_nodes()
+            self.clear()
+            self.attempt(whole, divide(whole, self.slots)[0], bound)
+            if math.fsum(self.values) > value:
+                rows, value = self.rows, math.fsum(self.values)
+        return Solution(rows=tuple(rows), value=value, bound=max(bound, value))
+
+    def attempt(self, utility: FloatArray, counts: IntArray, bound: float) -> None:
+        aims = utility[np.arange(len(counts)), counts].tolist()
         self.place(counts.tolist(), aims)
         self.improve(counts.tolist(), aims, bound)
-        value = math.fsum(self.values)
-        return Solution(rows=tuple(self.rows), value=value, bound=max(bound, value))
+
+    def whole_nodes(self) -> FloatArray:
+        """Utilities [jobs, K + 1] with none for a job that would leave a part of its last node to nobody: a
+        few jobs that span nodes cannot share one, so that other divisions leave slots free."""
+        most = max(self.most_on_a_node, 1)
+        spread = np.array(self.spread)
+        spread[:, np.arange(spread.shape[1]) % most > 0] = -np.inf
+        utility = np.maximum(np.array(self.together), spread)
+        for j, job in enumerate(self.jobs):
+            if job.present and (len(job.present) == 1 or self.present_size[j] % most == 0):
+                utility[j, self.present_size[j]] = max(utility[j, self.present_size[j]], self.keep[j])
+        return utility
+
+    def clear(self) -> None:
+        for row in self.rows:
+            self.board.give_back(row)
+        self.rows = [()] * len(self.jobs)
+        self.values = [together[0] for together in self.together]
 
     def place(self, counts: list[int], aims: list[float]) -> None:
         """Rows for these counts, each worth its aim if there is room."""
@@ -173,7 +207,7 @@ class _Search:
         for j, (job, count) in enumerate(zip(self.jobs, counts, strict=True)):
             if count == 0:
                 continue
-            if row_size(job.present) == count and self.keep[j] >= aims[j] and self.board.fits(job.present):
+            if self.present_size[j] == count and self.keep[j] >= aims[j] and self.board.fits(job.present):
                 self.put(j, job.present, self.keep[j])
             else:
                 movers.append(j)
@@ -185,54 +219,69 @@ class _Search:
     def improve(self, counts: list[int], aims: list[float], bound: float) -> None:
         """Take out jobs that are worth less than their aim, and partners, while that raises the sum."""
         tolerance = TOLERANCE * (1.0 + abs(bound))
+        elsewhere = [self.anywhere(j, counts[j]) for j in range(len(counts))]
         helped = True
-        while helped and self.trials < MAX_TRIALS and math.fsum(self.values) < bound - tolerance:
+        while helped and not self.is_done(bound, tolerance):
+            helped = False
             losers = [j for j, aim in enumerate(aims) if self.values[j] < aim - tolerance]
-            losers.sort(key=lambda j: self.values[j] - aims[j])
-            helped = any(
-                self.reinsert(group, counts, tolerance)
-                for loser in losers
-                for group in self.groups(loser, counts, aims)
-            )
-        if math.fsum(self.values) < bound - tolerance:
-            for j in range(len(self.jobs)):
-                self.reinsert((j,), None, tolerance)
+            for loser in sorted(losers, key=lambda j: self.values[j] - aims[j]):
+                gain = aims[loser] - self.values[loser]
+                for group in self.groups(loser, gain, elsewhere):
+                    if self.reinsert(group, counts, tolerance):
+                        helped = True
+                        break
+        for j in range(len(self.jobs)):
+            if self.is_done(bound, tolerance):
+                break
+            self.reinsert((j,), None, tolerance)
 
-    def groups(self, loser: int, counts: list[int], aims: list[float]) -> Iterable[tuple[int, ...]]:
+    def is_done(self, bound: float, tolerance: float) -> bool:
+        return self.trials_left == 0 or math.fsum(self.values) >= bound - tolerance
+
+    def anywhere(self, j: int, most: int) -> float:
+        """What job j is worth with at most `most` replicas anywhere but where it is."""
+        alone, apart = self.best_together[j][most], self.best_spread[j][most]
+        return float(max(self.together[j][alone], self.spread[j][apart]))
+
+    def groups(self, loser: int, gain: float, elsewhere: list[float]) -> Iterable[tuple[int, ...]]:
         """The loser alone, then with each placed job whose moving away may cost less than the loser can
         gain by it: first those that move anyway."""
         yield (loser,)
-        partners = []
-        for j, row in enumerate(self.rows):
-            if row and j != loser:
-                alone, apart = self.best_together[j][counts[j]], self.best_spread[j][counts[j]]
-                elsewhere = max(self.together[j][alone], self.spread[j][apart])
-                cost = self.values[j] - elsewhere
-                if cost < aims[loser] - self.values[loser]:
-                    partners.append((cost, j))
-        for _, j in sorted(partners):
+        costs = [(self.values[j] - elsewhere[j], j) for j, row in enumerate(self.rows) if row and j != loser]
+        for _, j in sorted(partner for partner in costs if partner[0] < gain):
             yield loser, j
 
     def reinsert(self, group: tuple[int, ...], counts: list[int] | None, tolerance: float) -> bool:
         """Take the group out and put it back in the best order; True if that is worth more."""
+        if self.trials_left == 0:
+            return False
+        self.trials_left -= 1
         former = [(j, self.rows[j], self.values[j]) for j in group]
         best, best_value = former, sum(self.values[j] for j in group) + tolerance
         for j in group:
             self.remove(j)
-        for order in permutations(group):
-            if self.trials >= MAX_TRIALS:
-                break
-            self.trials += 1
-            for j in order:
-                self.insert(j, counts[j] if counts else self.most)
-            value = sum(self.values[j] for j in group)
-            if value > best_value:
-                best, best_value = [(j, self.rows[j], self.values[j]) for j in group], value
-            for j in order:
-                self.remove(j)
+        most = [counts[j] if counts else self.most for j in group]
+        if sum(map(self.at_most, group, most)) > best_value:
+            for order in permutations(zip(group, most, strict=True)):
+                for j, count in order:
+                    self.insert(j, count)
+                value = sum(self.values[j] for j in group)
+                if value > best_value:
+                    best, best_value = [(j, self.rows[j], self.values[j]) for j in group], value
+                for j in group:
+                    self.remove(j)
         for j, row, value in best:
             self.put(j, row, value)
         return best is not former
+
+    def at_most(self, j: int, most: int) -> float:
+        """What `insert` would make of job j now."""
+        alone = self.best_together[j][min(self.board.largest_free, most)]
+        apart = self.best_spread[j][min(self.board.spread_free, most)]
+        value: float = max(self.together[j][alone], self.spread[j][apart])
+        if self.keep[j] > value and self.present_size[j] <= most and self.board.fits(self.jobs[j].present):
+            return self.keep[j]
+        return value
 
     def insert(self, j: int, most: int) -> None:
         """Put job j, which has no slots, where it is worth most, with at most `most` replicas."""
@@ -244,7 +293,7 @@ class _Search:
             row, value = (board.together(alone, job.present) if alone else ()), self.together[j][alone]
         else:
             row, value = board.spread(apart, job.present), self.spread[j][apart]
-        stays = job.present and row_size(job.present) <= most and self.keep[j] >= value
+        stays = job.present and self.present_size[j] <= most and self.keep[j] >= value
         if stays and board.fits(job.present):
             row, value = job.present, self.keep[j]
         assert row is not None, "the board has room for what it offered"
