@@ -215,7 +215,7 @@ def claim_run_id(config: Config) -> str:
     logs_dir, wanted = Path(config.run.logs_dir), config.run.run_id
     try:
         if not wanted:
-            return new_run_id(logs_dir, config.scheduler.policy, time.time())
+            return new_run_id(logs_dir, config.scheduler.policy.partition(":")[0], time.time())
         (logs_dir / wanted).mkdir(parents=True)
     except FileExistsError as error:
         raise UserError(f"run_id {wanted}: {logs_dir / wanted} is there already") from error

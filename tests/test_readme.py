@@ -25,9 +25,9 @@ def block(language: str, starts_with: str) -> str:
 @pytest.mark.parametrize("seed", range(20))
 def test_the_policy_of_the_readme_gives_valid_decisions(seed: int) -> None:
     names: dict[str, Any] = {}
-    exec(block("python", "class OneEach"), names)
+    exec(block("python", "class SmallestFirst"), names)
     view = random_view(seed)
-    assert check_decision(view, names["OneEach"]().decide(view, None, 0)) == ""
+    assert check_decision(view, names["SmallestFirst"]().decide(view, None, 0)) == ""
 
 
 def test_the_workload_file_of_the_readme_is_accepted(tmp_path: Path) -> None:

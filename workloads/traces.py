@@ -95,7 +95,7 @@ def read_workload(
     """
     file = _read_file(path)
     name = path.stem if file.name is None else file.name
-    problems = _name_problems("name", name) + _range_problems("seed", file.seed, 0, MAX_SEED)
+    problems = name_problems("name", name) + _range_problems("seed", file.seed, 0, MAX_SEED)
     if not file.job:
         problems.append("no [[job]] in it; a workload has at least one")
     if problems:
@@ -163,7 +163,7 @@ def check_spec(
 
     `slots` is the number of slots of the cluster; None where it is not known.
     """
-    problems = _name_problems("id", spec.id)
+    problems = name_problems("id", spec.id)
     application = applications.get(spec.application)
     if application is None:
         return [*problems, _unknown_application(spec.application, applications)]
@@ -233,7 +233,7 @@ def _arrival(
     return Arrival(at_s=fields.at_s, spec=spec)
 
 
-def _name_problems(field: str, name: str) -> list[str]:
+def name_problems(field: str, name: str) -> list[str]:
     if len(name) <= MAX_NAME_CHARS and NAME_PATTERN.fullmatch(name) and ".." not in name:
         return []
     return [

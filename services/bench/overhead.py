@@ -53,14 +53,15 @@ def command(
 def measure(pairs: int, window_s: float) -> dict[str, Any]:
     """Ratios are (steps a second of the trainer) / (of the loop): medians over the pairs, and spread."""
     cases: dict[str, dict[str, Any]] = {}
-    with Trainer() as trainer, Loop(1) as alone, Loop(2) as distributed:
-        progress = Progress("overhead", 2 * pairs * len(CASES))
+    progress = Progress("overhead", 2 * pairs * len(CASES))
+    with Trainer() as trainer, ExitStack() as stack:
+        ranks = {replicas for replicas, _ in CASES.values()}
+        loops = {size: stack.enter_context(Loop(size)) for size in sorted(ranks)}
         for name, (replicas, batch) in CASES.items():
-            loop = alone if replicas == 1 else distributed
             rates, loop_rates = in_turns(
                 pairs,
                 partial(trainer.rate, replicas, batch, window_s),
-                partial(loop.rate, batch, window_s),
+                partial(loops[replicas].rate, batch, window_s),
                 done=progress.step,
             )
             cases[name] = {

@@ -13,16 +13,19 @@ with more to do can use its whole share, since the other one waits for it.
 import ctypes
 import multiprocessing
 import os
+import signal
 import time
-from collections.abc import Iterable
-from contextlib import ExitStack, closing
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from itertools import count
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
+import psutil
 import typer
 
 from common.codec import decode
@@ -125,14 +128,28 @@ class Workshop:
 
     def __enter__(self) -> "Workshop":
         self._stack = ExitStack()
+        others = psutil.Process().children()
+        try:
+            self._start()
+        except BaseException:
+            # The forkserver would not hear of it before torch is imported.
+            for child in psutil.Process().children():
+                if child not in others:
+                    child.kill()
+            self._stack.close()
+            raise
+        return self
+
+    def _start(self) -> None:
         os.environ.update(ONE_THREAD)
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOADED)
+        with _interrupts_blocked():
+            forkserver.ensure_running()
         self._folder = Path(self._stack.enter_context(TemporaryDirectory(prefix="coadapt-bench-")))
         self._jobs = count(1)
         self._pipe = self._stack.enter_context(closing(self.start(_store)[0]))
         self._port = msgspec.msgpack.decode(self._pipe.recv_bytes(), type=int)
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
@@ -251,6 +268,18 @@ class Group:
             process.join()
         for pipe in self.pipes:
             pipe.close()
+
+
+@contextmanager
+def _interrupts_blocked() -> Iterator[None]:
+    """A terminal's Ctrl-C is for this process, which ends the others: a forkserver that is started in here,
+    and all that it forks, do not hear of it."""
+    resource_tracker.ensure_running()  # its start would unblock them
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _cpu_clock(pid: int) -> int:

@@ -3,6 +3,9 @@
 A profile point is one configuration (nodes, replicas, atomic batch) with the running medians of its times.
 A job's model is fitted anew when a configuration was added, or when a median has moved by REFIT_CHANGE since
 the last fit. All memory is bounded: windows of medians, configurations a job, and jobs that have ended.
+
+With a memory across jobs (common/goodput/memory.py) a job's model is that of its application, corrected by
+what the job has measured, as soon as the scheduler has said which application that is.
 """
 
 import math
@@ -12,6 +15,7 @@ from statistics import median
 from typing import TypeAlias
 
 from common.goodput.fit import Fit, fit_throughput
+from common.goodput.memory import Memory, fit_error
 from common.protocol import (
     Event,
     GenerationStarted,
@@ -65,6 +69,8 @@ class JobHistory:
         """The medians (accumulation, step) at the last fit."""
         self.parameters: ThroughputParameters | None = None
         self.statistics: GradientStatistics | None = None
+        self.first_statistics: GradientStatistics | None = None
+        """The first that could be trusted."""
         self.progress = 0.0
         self.max_profiled_replicas = 0
         self.restarts_s: deque[float] = deque(maxlen=WINDOW)
@@ -76,6 +82,8 @@ class JobHistory:
             sample.statistics.trusted or not self.statistics or not self.statistics.trusted
         ):
             self.statistics = sample.statistics
+            if sample.statistics.trusted and not self.first_statistics:
+                self.first_statistics = sample.statistics
         accumulation_s = (
             sample.accumulation_s if sample.config.accumulation > 0 else sample.step_s - sample.sync_s
         )
@@ -108,9 +116,12 @@ class JobHistory:
         return False
 
     def fit(self) -> Fit:
-        """Needs at least one configuration."""
+        """Of this job's own data; needs at least one configuration."""
+        return self.take_fit(fit_throughput(self.points()))
+
+    def take_fit(self, fit: Fit) -> Fit:
+        """Go by this fit until another one is due."""
         points = self.points()
-        fit = fit_throughput(points)
         self.parameters = fit.parameters
         self.fitted = {
             configuration: (point.accumulation_s, point.step_s)
@@ -134,9 +145,13 @@ class JobHistory:
 
 
 class Histories:
-    """All jobs of a run."""
+    """All jobs of a run. With a `memory` they teach it, and learn from it."""
 
-    def __init__(self) -> None:
+    def __init__(self, run_id: str = "", memory: Memory | None = None) -> None:
+        self._run_id = run_id
+        self._memory = memory
+        self._asked: dict[str, tuple[str, float]] = {}
+        """The applications and targets of the jobs, as far as they have been told."""
         self._jobs: dict[str, JobHistory] = {}
         self._ended: dict[str, None] = {}
 
@@ -152,20 +167,61 @@ class Histories:
                 job.add_generation(event)
                 return job
             case JobCompleted() | JobFailed() | JobCancelled():
+                self._teach(event.job_id, event.progress if isinstance(event, JobCompleted) else None)
                 self._ended.setdefault(event.job_id)
                 if len(self._ended) > MAX_ENDED:
                     oldest = next(iter(self._ended))
                     del self._ended[oldest]
                     self._jobs.pop(oldest, None)
+                    self._asked.pop(oldest, None)
         return None
+
+    def fit(self, job: JobHistory) -> Fit:
+        """The job's model anew: its application's, where that is known and remembered."""
+        if self._memory is None or job.job_id not in self._asked:
+            return job.fit()
+        self._teach(job.job_id)
+        parameters = self._recall(job.profile()).parameters
+        assert parameters is not None, "the memory has learned at least this job's points"
+        return job.take_fit(Fit(parameters=parameters, error=fit_error(parameters, job.points())))
 
     def active(self) -> list[JobHistory]:
         return [job for job_id, job in self._jobs.items() if job_id not in self._ended]
 
-    def profile(self, job_id: str) -> JobProfile:
-        """An empty one of a job that has shown nothing yet."""
+    def profile(self, job_id: str, application: str = "", target: float = 0.0) -> JobProfile:
+        """Of a job that has shown nothing yet: an empty one, or what jobs of its application have shown."""
         job = self._jobs.get(job_id)
-        return job.profile() if job else JobProfile(job_id=job_id)
+        own = job.profile() if job else JobProfile(job_id=job_id)
+        if self._memory is None or not application or job_id in self._ended:
+            return own
+        if job_id not in self._asked:
+            self._asked[job_id] = application, target
+            self._teach(job_id)
+        elif job and job.first_statistics:
+            self._memory.learn_statistics(application, self._key(job_id), job.first_statistics)
+        return self._recall(own)
+
+    def _teach(self, job_id: str, needed: float | None = None) -> None:
+        """Let the memory learn what the job has shown, and the progress that it needed in the end."""
+        if self._memory is None or job_id not in self._asked:
+            return
+        (application, target), key = self._asked[job_id], self._key(job_id)
+        job = self._jobs.get(job_id)
+        if job and job.times:
+            self._memory.learn_points(application, key, job.points())
+        if job and job.first_statistics:
+            self._memory.learn_statistics(application, key, job.first_statistics)
+        if needed is not None:
+            self._memory.learn_need(application, key, target, needed)
+
+    def _recall(self, own: JobProfile) -> JobProfile:
+        assert self._memory is not None
+        application, target = self._asked[own.job_id]
+        return self._memory.recall(application, self._key(own.job_id), own, target)
+
+    def _key(self, job_id: str) -> str:
+        """Unique across runs."""
+        return f"{self._run_id}/{job_id}"
 
     def _job(self, job_id: str) -> JobHistory:
         return self._jobs.setdefault(job_id, JobHistory(job_id))

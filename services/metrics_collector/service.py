@@ -39,6 +39,7 @@ from common.transport import (
     RequestClient,
     load_keys,
 )
+from services.metrics_collector.memory_file import load_memory, save_memory
 from services.metrics_collector.profiles import Histories, JobHistory
 
 SERVICE = "metrics-collector"
@@ -59,6 +60,7 @@ class Collector:
         self._reactor = reactor
         self._run_id = ""
         self._publisher: EventPublisher | None = None
+        self._memory = load_memory(config.memory_file) if config.collector.memory else None
         self._histories = Histories()
         self._heard: dict[tuple[str, str], int] = {}
         """The newest event of every (source, incarnation): what was read back is not counted twice."""
@@ -77,6 +79,7 @@ class Collector:
         self._scheduler.close()
         self._server.close()
         self._events.close()
+        self._save_memory()
         if self._publisher:
             flushed = self._publisher.close(CLOSE_S)
             log.info("stopped", flushed=flushed)
@@ -99,7 +102,7 @@ class Collector:
         if former:
             former.close(CLOSE_S)
         self._run_id = run_id
-        self._histories = Histories()
+        self._histories = Histories(run_id, self._memory)
         self._heard = {}
         folder = self._config.run_dir(run_id)
         self._publisher = EventPublisher(
@@ -140,12 +143,18 @@ class Collector:
         job = self._histories.add(record.event)
         if job:
             self._fit_where_needed(job)
+        elif isinstance(record.event, JobCompleted | JobFailed | JobCancelled):
+            self._save_memory()
+
+    def _save_memory(self) -> None:
+        if self._memory is not None:
+            save_memory(self._config.memory_file, self._memory)
 
     def _fit_where_needed(self, job: JobHistory) -> None:
         if not job.needs_fit or not self._publisher:
             return
         start_s = time.perf_counter()
-        fit = job.fit()
+        fit = self._histories.fit(job)
         self._publisher.publish(
             ModelFitted(
                 job_id=job.job_id,
@@ -160,8 +169,15 @@ class Collector:
     def _answer(self, request: Request) -> Reply:
         """The points themselves stay here: a policy needs the model, and a reply has to stay small."""
         match request:
-            case GetProfiles(job_ids=job_ids):
-                profiles = (self._histories.profile(job_id) for job_id in job_ids)
+            case GetProfiles(job_ids=job_ids, applications=applications, targets=targets):
+                if not applications and not targets:
+                    applications, targets = ("",) * len(job_ids), (0.0,) * len(job_ids)
+                if not len(job_ids) == len(applications) == len(targets):
+                    return Refused(
+                        reason="GetProfiles: applications and targets: as many as job_ids, or none"
+                    )
+                named = zip(job_ids, applications, targets, strict=True)
+                profiles = (self._histories.profile(*one) for one in named)
                 return Profiles(profiles=tuple(structs.replace(p, points=()) for p in profiles))
             case _:
                 return Refused(reason=f"{type(request).__name__}: not a request for the metrics-collector")

@@ -5,14 +5,14 @@ import sys
 from common.config import Config
 from common.lifecycle import StopFlag, UserError, service_main
 from common.transport import Reactor
-from services.scheduler.policies import UnknownPolicy, make_policy
+from services.scheduler.policies import UnknownPolicy, make_live_policy
 from services.scheduler.service import SchedulerService, make_core
 from workloads.tasks import UnknownApplication
 
 
 def body(config: Config, stop: StopFlag) -> int:
     try:
-        policy = make_policy(config.scheduler.policy)
+        policy = make_live_policy(config.scheduler.policy)
         core = make_core(config, policy)
     except (UnknownPolicy, UnknownApplication) as error:
         raise UserError(str(error)) from error

@@ -53,7 +53,7 @@ from common.types import (
 from services.scheduler.commands import Command
 from services.scheduler.decisions import check_decision
 from services.scheduler.job_states import HOLDS_SLOTS, Trigger, allowed
-from services.scheduler.policies.interface import ClusterView, Decision, Policy
+from services.scheduler.policies.interface import ClusterView, Decision, Oracle, Policy
 from services.scheduler.state import (
     AgentRecord,
     JobRecord,
@@ -81,11 +81,17 @@ class SchedulerCore:
     """The transition function, with everything that is the same for the whole run."""
 
     def __init__(
-        self, policy: Policy, applications: Mapping[str, ApplicationSpec], settings: Settings
+        self,
+        policy: Policy,
+        applications: Mapping[str, ApplicationSpec],
+        settings: Settings,
+        oracle: Oracle | None = None,
     ) -> None:
+        """`oracle` is a simulator's."""
         self.policy = policy
         self.applications = applications
         self.settings = settings
+        self.oracle = oracle
 
     def step(self, state: State, given: CoreInput, now_s: float) -> tuple[State, tuple[Command, ...]]:
         """Act on one input. Neither `state` nor anything in it is changed."""
@@ -312,7 +318,7 @@ class _Inputs(Step):
     def decide(self, trigger: str) -> None:
         settings = self.core.settings
         self._strand_the_overdue()
-        view = cluster_view(self.present(), self.now_s, settings.restart_penalty_s)
+        view = cluster_view(self.present(), self.now_s, settings.restart_penalty_s, self.core.oracle)
         if not view.jobs:
             return
         self.rounds += 1

@@ -264,8 +264,13 @@ class SchedulerService:
         if not self.state.jobs or self.closing:
             return
         self.round_under_way = True
+        specs = [job.spec for job in self.state.jobs.values()]
         self.collector.post(
-            GetProfiles(job_ids=tuple(self.state.jobs)),
+            GetProfiles(
+                job_ids=tuple(spec.id for spec in specs),
+                applications=tuple(spec.application for spec in specs),
+                targets=tuple(spec.target for spec in specs),
+            ),
             on_reply=lambda reply: self.decide(trigger, reply),
             on_silence=lambda: self.decide(trigger, None),
             timeout_s=PROFILES_TIMEOUT_S,

@@ -16,7 +16,7 @@ from common.types import (
     replicas_of,
 )
 from services.scheduler.job_states import HOLDS_SLOTS
-from services.scheduler.policies.interface import ClusterView, JobView
+from services.scheduler.policies.interface import ClusterView, JobView, Oracle
 
 
 class JobRecord(Struct, frozen=True):
@@ -133,7 +133,9 @@ def free_nodes(state: State, *, taken_by: frozenset[JobState]) -> tuple[Node, ..
     )
 
 
-def cluster_view(state: State, now_s: float, restart_penalty_s: float) -> ClusterView:
+def cluster_view(
+    state: State, now_s: float, restart_penalty_s: float, oracle: Oracle | None = None
+) -> ClusterView:
     """What the policy may decide about: not the jobs that are saving or being verified."""
     views = []
     for record in state.jobs.values():
@@ -157,6 +159,7 @@ def cluster_view(state: State, now_s: float, restart_penalty_s: float) -> Cluste
         nodes=free_nodes(state, taken_by=frozenset({JobState.VERIFYING})),
         jobs=tuple(views),
         restart_penalty_s=restart_penalty_s,
+        oracle=oracle,
     )
 
 

@@ -3,6 +3,7 @@
 import random
 from typing import Any
 
+from common.goodput.model import step_time
 from common.types import (
     Allocation,
     GradientStatistics,
@@ -13,6 +14,7 @@ from common.types import (
     Node,
     Placement,
     ThroughputParameters,
+    batch_config,
     can_share,
 )
 from services.scheduler.policies.interface import ClusterView, Decision, JobView
@@ -57,6 +59,7 @@ def profile(
     statistics: GradientStatistics | None = NOISY,
     parameters: ThroughputParameters | None = FAST_NETWORK,
     restart_s: float = 0.1,
+    progress: float = 0.0,
 ) -> JobProfile:
     return JobProfile(
         job_id=name,
@@ -64,6 +67,7 @@ def profile(
         statistics=statistics,
         max_profiled_replicas=profiled,
         restart_s=restart_s,
+        progress=progress,
     )
 
 
@@ -81,6 +85,25 @@ def job(name: str = "a", allocation: Allocation = (), **changes: Any) -> JobView
 
 def view(*jobs: JobView, on: tuple[Node, ...] = (), now_s: float = 100.0) -> ClusterView:
     return ClusterView(now_s=now_s, nodes=on or nodes(4, 4), jobs=jobs, restart_penalty_s=1.0)
+
+
+class Truth:
+    """The oracle of a view: what the fast network's model says of the requested batch, and the progress that
+    is left as steps."""
+
+    def __init__(self, given: ClusterView) -> None:
+        self.jobs = {job.spec.id: job for job in given.jobs}
+        self.node_slots = max((node.slots for node in given.nodes), default=1)
+
+    def step_time_s(self, job_id: str, replicas: int) -> float:
+        spec = self.jobs[job_id].spec
+        config = batch_config(spec.batch_size, replicas, spec)
+        nodes = -(-replicas // self.node_slots)
+        return float(step_time(FAST_NETWORK, nodes, replicas, config.atomic_batch, config.accumulation))
+
+    def remaining_steps(self, job_id: str) -> float:
+        job = self.jobs[job_id]
+        return job.spec.max_progress - (job.profile.progress if job.profile else 0.0)
 
 
 def random_view(seed: int) -> ClusterView:

@@ -207,7 +207,25 @@ def test_an_unknown_policy_is_refused_before_a_stack_is_made(coadapt, tmp_path, 
     result = coadapt("run", str(file), "--policy", "best")
     assert result.code == 2
     assert "policy 'best': not one of fixed, dynamic" in complaint(result)
+    result = coadapt("run", str(file), "--policy", "optimus")
+    assert result.code == 2
+    assert "only a simulator knows" in complaint(result)
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_a_scheduler_with_a_policy_for_simulators_ends_with_one_line_and_code_2(tmp_path):
+    environment = {**os.environ, "COADAPT_POLICY": "optimus", "COADAPT_LOGS_DIR": str(tmp_path)}
+    ended = subprocess.run(
+        [sys.executable, "-m", "services.scheduler"],
+        env=environment,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == 2
+    assert "policy 'optimus'" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 def test_keys_are_made_once_and_the_command_says_who_needs_which(coadapt, tmp_path):

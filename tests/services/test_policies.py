@@ -5,6 +5,7 @@ import random
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from tests.services.policy_views import (
     CLEAN,
     FAST_NETWORK,
     NOISY,
+    Truth,
     apply,
     at,
     job,
@@ -30,11 +32,13 @@ from tests.services.policy_views import (
     view,
 )
 
-OWN = ("fixed", "dynamic", "throughput", "pollux")
+LIVE = ("fixed", "dynamic", "throughput", "pollux", "coadapt", "tiresias", "srtf")
+OWN = (*LIVE, "optimus")
 SEEDS = st.integers(0, 2**32 - 1)
 
 
 def decide(name: str, given_view: ClusterView) -> Decision:
+    given_view = msgspec.structs.replace(given_view, oracle=Truth(given_view))
     return make_policy(name).decide(given_view, None, seed=0)
 
 
@@ -55,7 +59,7 @@ def test_every_decision_is_complete_and_within_capacity_and_bounds(name: str, se
     assert set(decision.configs) == {n for n, a in decision.allocations.items() if a}
 
 
-@pytest.mark.parametrize("name", ["fixed", "dynamic"])
+@pytest.mark.parametrize("name", ["fixed", "dynamic", "tiresias", "optimus"])
 @given(SEEDS)
 def test_between_arrivals_and_finishes_nothing_changes(name: str, seed: int) -> None:
     given_view = random_view(seed)
@@ -319,15 +323,13 @@ def test_value_never_exceeds_bound(seed: int) -> None:
 @pytest.mark.parametrize("power", [-2.0, -1.0, 0.0, 0.5, 1.0])
 def test_any_power_and_weights_can_be_the_objective(power: float) -> None:
     class Weighted(GoodputPolicy):
-        def weights(self, given_view: ClusterView) -> Any:
-            return super().weights(given_view) * [1.0, 8.0]
+        def weights(self, jobs: Any, given_view: ClusterView) -> Any:
+            return super().weights(jobs, given_view) * [1.0, 8.0]
 
     policy = Weighted(power=power)
     decision = policy.decide(view(job("a", profile=profile("a")), job("b", profile=profile("b"))), None, 0)
     assert counts(decision)["b"] >= counts(decision)["a"]
-    equal = power_mean(
-        float(utility(policy.weights(view(job("a"), job("b"))) * 0 + 0.5, power).mean()), power
-    )
+    equal = power_mean(float(utility(np.array([0.5, 0.5]), power).mean()), power)
     assert equal == pytest.approx(0.501)
 
 
@@ -365,7 +367,7 @@ def test_throughput_needs_no_gradient_statistics() -> None:
 
 def test_our_own_policies_are_found_by_name() -> None:
     assert [make_policy(name).name for name in OWN] == list(OWN)
-    assert policy_names()[:4] == list(OWN)
+    assert [name for name in policy_names() if name in OWN] == list(OWN)
 
 
 def test_an_unknown_policy_is_answered_with_those_that_exist() -> None:
@@ -391,7 +393,7 @@ def test_a_package_can_offer_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.scheduler.policies.entry_points", lambda group: offered)
     assert make_policy("mine").name == "mine"
     assert make_policy("fixed").name == "fixed"
-    assert policy_names() == [*OWN, "gone", "mine", "number"]
+    assert policy_names()[-3:] == ["gone", "mine", "number"]
     with pytest.raises(UnknownPolicy, match="NoSuchThing cannot be used"):
         make_policy("gone")
     with pytest.raises(UnknownPolicy, match="no object with a method `decide`"):

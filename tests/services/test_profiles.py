@@ -1,7 +1,10 @@
 """Samples become profiles: medians, what is trusted, when a fit is due, and bounded memory."""
 
+from typing import Any
+
 import pytest
 
+from common.goodput.memory import Memory
 from common.goodput.model import last_pass_time
 from common.protocol import (
     Event,
@@ -201,3 +204,82 @@ def test_a_job_that_has_shown_nothing_has_an_empty_profile() -> None:
 
 def test_events_of_no_interest_are_passed_over() -> None:
     assert Histories().add(RunEnded(reason="asked to")) is None
+
+
+# ------------------------------------------------------------------------------ memory across jobs
+
+
+def sibling(job_id: str, step_s: float = 0.1, **changes: Any) -> list[TrainingSample]:
+    shown = {"statistics": GradientStatistics(sqr=1.0, var=4.0), **changes}
+    return [
+        sample(job_id, replicas=r, atomic=m, step_s=step_s * (r + m / 16), sync_s=step_s / 10, **shown)
+        for r in (1, 2)
+        for m in (16, 32)
+    ]
+
+
+def remembering(*events: Event) -> Histories:
+    """Histories that have been asked, before and after, for the jobs `a` and `b` of one application."""
+    histories = Histories("run", Memory())
+    for job_id in "ab":
+        histories.profile(job_id, "app", 0.9)
+    for event in events:
+        job = histories.add(event)
+        if job and job.needs_fit:
+            histories.fit(job)
+    for job_id in "ab":
+        histories.profile(job_id, "app", 0.9)
+    return histories
+
+
+def test_a_new_job_starts_from_what_a_job_of_its_application_has_shown() -> None:
+    done = JobCompleted(job_id="a", verified=True, metric=0.91, progress=77.0)
+    histories = remembering(*sibling("a"), done)
+    shown = histories.profile("a").parameters
+    for name in ("b", "new"):
+        new = histories.profile(name, "app", 0.9)
+        assert new.parameters == shown
+        assert new.statistics == GradientStatistics(sqr=1.0, var=4.0)
+        assert (new.max_profiled_replicas, new.application_replicas) == (0, 2)
+        assert new.needed_progress == 77.0
+        assert new.progress == 0.0
+    assert histories.profile("other", "another", 0.9) == JobProfile(job_id="other")
+
+
+def test_with_the_memory_a_jobs_model_is_its_applications_corrected_by_its_own_times() -> None:
+    slow = sibling("b", step_s=0.2)[0]
+    histories = remembering(*sibling("a"), slow)
+    usual, own = histories.profile("a", "app", 0.9), histories.profile("b", "app", 0.9)
+    assert usual.parameters
+    assert own.parameters
+    for configuration in ((1, 1, 16), (1, 2, 32), (1, 2, 64)):
+        twice = 2 * last_pass_time(usual.parameters, *configuration)
+        assert last_pass_time(own.parameters, *configuration) == pytest.approx(twice, rel=0.01)
+    (job,) = (job for job in histories.active() if job.job_id == "b")
+    assert not job.needs_fit
+    assert histories.fit(job).parameters == own.parameters
+    assert histories.fit(job).error < 0.05
+
+
+def test_without_the_memory_nothing_passes_from_job_to_job() -> None:
+    plain, told = Histories("run"), Histories("run")
+    for event in (*sibling("a"), *sibling("b", step_s=0.3)[:1]):
+        for histories in (plain, told):
+            job = histories.add(event)
+            assert job is not None
+            histories.fit(job)
+            told.profile(job.job_id, "app", 0.9)
+    for name in ("a", "b", "new"):
+        assert told.profile(name, "app", 0.9) == plain.profile(name)
+    assert plain.profile("new") == JobProfile(job_id="new")
+    assert plain.profile("b").application_replicas == 0
+
+
+def test_a_job_whose_application_nobody_has_told_goes_by_its_own_data() -> None:
+    histories = Histories("run", Memory())
+    for event in sibling("a"):
+        job = histories.add(event)
+    assert job is not None
+    own = histories.fit(job)
+    assert histories.profile("a").parameters == own.parameters
+    assert histories.profile("a", "app", 0.9).application_replicas == 2, "once told, it is remembered"

@@ -142,14 +142,17 @@ class TestRounds:
         asked = []
 
         def answer(request: GetProfiles) -> Profiles:
-            asked.append(request.job_ids)
+            asked.append(request)
             return Profiles(profiles=(JobProfile(job_id="job", progress=7.0),))
 
         ReplyServer(rig.reactor, rig.config.endpoints.collector_requests, answer)
         join(service)
         service.handle(SubmitJob(spec=spec("job")))
         rig.until(lambda: service.state.rounds)
-        assert asked[0] == ("job",)
+        submitted = spec("job")
+        assert asked[0] == GetProfiles(
+            job_ids=("job",), applications=(submitted.application,), targets=(submitted.target,)
+        )
         assert not service.collector_silent
         assert rig.ask(GetJobs()).jobs[0].progress == 7.0
         given = [type(entry.input) for entry in read_journal(rig.run_dir)]

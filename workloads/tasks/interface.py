@@ -23,12 +23,16 @@ class Task:
     """A job's objects in one replica. Every replica of a job builds the same ones from the same seed."""
 
     model: "torch.nn.Module"
+    """All that training changes is in its parameters and persistent buffers: nothing else goes along when a
+    job is resized or saved."""
     optimizer: "torch.optim.Optimizer"
     """Made with the rate tuned at M0; the trainer scales it."""
     train_examples: int
     held_out_examples: int
     loss: "Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]"
-    """(model, indices: int64 [n] of training examples) -> scalar, the mean loss over them."""
+    """(model, indices: int64 [n] of training examples) -> scalar, the mean loss over them.
+    It depends on these two and on torch's default generator alone, and has no effects of its own: any replica
+    may compute it, and computes one more than it trains on when it starts (`loop.rehearse`)."""
     metric_sum: "Callable[[torch.nn.Module, torch.Tensor], float]"
     """(model, indices: int64 [n] of held-out examples) -> the sum of a quantity over them."""
     metric: "Callable[[float], float]"

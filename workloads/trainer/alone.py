@@ -11,7 +11,7 @@ from common.types import ApplicationSpec, GradientStatistics, JobSpec
 from workloads.tasks import applications, build_task
 from workloads.trainer.elastic import Group
 from workloads.trainer.evaluation import evaluate
-from workloads.trainer.gradients import StepSums
+from workloads.trainer.loop import step_alone
 from workloads.trainer.noise_scale import StepEstimate
 from workloads.trainer.pacing import Pacer
 from workloads.trainer.state import JobError, TrainingState
@@ -95,30 +95,13 @@ def train(case: Case) -> Outcome:
         if not ended and state.examples >= case.budget_examples:
             ended = "budget"
         if not ended:
-            ended = _step(state, passes)
+            try:
+                step_alone(state, spec.batch_size, passes)
+            except JobError:
+                ended = "diverged"
     return Outcome(
         case, ended, state.progress, state.examples, state.steps, metric, time.process_time() - start_s
     )
-
-
-def _step(state: TrainingState, passes: int) -> str:
-    """ "diverged" when it was one step too many without a finite gradient, else ""."""
-    batch = state.sampler.take(state.spec.batch_size, passes=passes)
-    state.gradients.start()
-    loss_share = 0.0
-    for number, indices in enumerate(batch.passes, start=1):
-        weight = len(indices) / batch.total
-        state.seed_pass(indices)
-        loss = state.task.loss(state.task.model, indices) * weight
-        loss.backward()  # type: ignore[no-untyped-call]
-        state.gradients.end_pass(weight, alone=batch.groups == 1, last=number == len(batch.passes))
-        loss_share += loss.item()
-    state.gradients.pack(1.0, StepSums(loss=loss_share, used=batch.local))
-    try:
-        state.advance(batch, state.gradients.unpack())
-    except JobError:
-        return "diverged"
-    return ""
 
 
 def _spec(application: ApplicationSpec, case: Case) -> JobSpec:

@@ -1,8 +1,9 @@
 """All gradients of a replica in one flat buffer, so that a step needs one all-reduce and no copies.
 
-`parameter.grad` of every trained parameter is a view of the buffer. Behind the gradients lie the model's
-floating-point buffers (running averages of normalisation layers, which so stay the same on all ranks) and
-a few sums (`StepSums`). Each rank weighs what it contributes by its share of the step's examples, so that
+`parameter.grad` of every trained parameter is a view of the buffer. Behind the gradients lie the changes of
+the model's floating-point buffers (running averages of normalisation layers, which so stay the same on all
+ranks; what never changes, such as a mask of infinities, stays exactly what it is) and a few sums
+(`StepSums`). Each rank weighs what it contributes by its share of the step's examples, so that
 the SUM over ranks is the exact mean over the total batch, however unevenly it is spread.
 
 Gradient statistics are of the raw gradient for every optimizer. Of Adam's preconditioned gradient they are
@@ -90,7 +91,13 @@ class FlatGradients:
         self._local_sqr = 0.0
 
     def end_pass(self, weight: float, *, alone: bool, last: bool) -> None:
-        """`weight`: share of the step's examples in this pass; `alone`: it is the step's only group."""
+        """`weight`: share of the step's examples in this pass; `alone`: it is the step's only group. Raises
+        ValueError when the gradients went elsewhere: each rank would then follow its own."""
+        if any(p.grad is not view for p, view in zip(self._parameters, self._views, strict=True)):
+            raise ValueError(
+                "a parameter's gradient was replaced or removed by the application's loss; zero_grad and the "
+                "like are left to the trainer"
+            )
         if not alone:
             self._local_sqr += _square(self.gradient) / weight
         if last:
@@ -106,14 +113,15 @@ class FlatGradients:
     def pack(self, weight: float, sums: StepSums) -> None:
         """Before the all-reduce; `weight`: this rank's share of the step's examples."""
         if self._moving:
-            torch.cat([b.flatten() for b in self._moving], out=self._moving_flat)
-            self._moving_flat.mul_(weight)
+            now = torch.cat([b.flatten() for b in self._moving])
+            changes = torch.where(now == self._kept, 0.0, now - self._kept)
+            torch.mul(changes, weight, out=self._moving_flat)
         self._sums[:] = sums._replace(local_sqr=self._local_sqr)
 
     def unpack(self) -> StepSums:
         """After the all-reduce."""
         self._under_way = False
-        self._set_moving(self._moving_flat)
+        self._set_moving(self._kept + self._moving_flat)
         return StepSums(*self._sums.tolist())
 
     def undo(self) -> None:

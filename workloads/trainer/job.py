@@ -1,4 +1,4 @@
-"""A job as one replica has it: its task, its state, its folder, and what it says to its agent."""
+"""A job as one replica has it: its state, its folder, and what it says to its agent."""
 
 import contextlib
 import math
@@ -24,11 +24,11 @@ class Job:
         self.folder = Path(start.job_dir)
         self.reporter = Reporter(self.spec.id, self.config, self.folder, send)
         application = applications(start.application_modules)[self.spec.application]
-        self.task = build_task(
+        task = build_task(
             self.spec.application, self.spec.seed, self.spec.settings, start.application_modules
         )
-        self.task.model.train()
-        self.state = TrainingState(self.spec, application, self.task)
+        task.model.train()
+        self.state = TrainingState(self.spec, application, task)
         self.state_from = ""
         """Where the state came from: "", as long as there is none that means anything to others."""
         self.metric = math.nan
@@ -44,7 +44,7 @@ class Job:
     def evaluate(self, group: Group) -> bool:
         """Whether the target is met, on held-out data. Raises JobError when the budget is spent."""
         state = self.state
-        self.metric = metric = evaluate(self.task, self.spec.max_atomic_batch, group, self.pacer)
+        self.metric = metric = evaluate(state.task, self.spec.max_atomic_batch, group, self.pacer)
         reached = state.note_evaluation(metric)
         if group.rank == 0:
             self._send(

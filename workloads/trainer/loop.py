@@ -6,22 +6,22 @@ from workloads.trainer.gradients import StepSums
 from workloads.trainer.job import Job
 from workloads.trainer.ledger import limbs
 from workloads.trainer.reports import StepWatch
+from workloads.trainer.state import TrainingState
 
 
-def rehearse(job: Job) -> None:
+def step_alone(state: TrainingState, total: int, passes: int = 1) -> None:
+    """One step of at most `total` examples, without a group, pacing or ledger."""
+    batch = state.sampler.take(total, passes=passes)
+    loss = state.compute(batch)
+    state.gradients.pack(1.0, StepSums(loss=loss, used=batch.total))
+    state.advance(batch, state.gradients.unpack())
+
+
+def rehearse(state: TrainingState) -> None:
     """One step alone, and all of it undone: the first step of a process takes several times as long as the
     others, which a group that a newcomer joins would have to wait for."""
-    state, task, gradients = job.state, job.task, job.state.gradients
     before = state.to_bytes()
-    batch = state.sampler.take(min(job.spec.min_batch_size, job.spec.max_atomic_batch))
-    (indices,) = batch.passes
-    gradients.start()
-    state.seed_pass(indices)
-    loss = task.loss(task.model, indices)
-    loss.backward()  # type: ignore[no-untyped-call]
-    gradients.end_pass(1.0, alone=True, last=True)
-    gradients.pack(1.0, StepSums(loss=loss.item(), used=batch.total))
-    state.advance(batch, gradients.unpack())
+    step_alone(state, min(state.spec.min_batch_size, state.spec.max_atomic_batch))
     state.load_bytes(before)
 
 
@@ -29,9 +29,14 @@ def train(job: Job, group: Group, order: ReplicaOrder, course: Course) -> Replic
     """Train by `order` until every rank is ready for a newer one, which is returned; None when the target
     is met. All ranks return after the same step. Raises GroupBroken, and then the state is that of the last
     completed step; JobError when the job has failed."""
-    state, task, gradients = job.state, job.task, job.state.gradients
+    state, gradients = job.state, job.state.gradients
     passes, total = order.config.accumulation + 1, order.config.total_batch(group.size)
     watch = StepWatch()
+
+    def end_accumulation() -> None:
+        job.pacer.pause()
+        watch.end_accumulation()
+
     while True:
         if state.progress >= state.next_evaluation and job.evaluate(group):
             return None
@@ -39,19 +44,7 @@ def train(job: Job, group: Group, order: ReplicaOrder, course: Course) -> Replic
         ahead = course.offer(order)
         batch = state.sampler.take(total, group.rank, group.size, passes)
 
-        gradients.start()
-        loss_share = 0.0
-        for number, indices in enumerate(batch.passes, start=1):
-            weight, last = len(indices) / batch.total, number == len(batch.passes)
-            state.seed_pass(indices)
-            loss = task.loss(task.model, indices) * weight
-            loss.backward()  # type: ignore[no-untyped-call]
-            gradients.end_pass(weight, alone=batch.groups == 1, last=last)
-            loss_share += loss.item()
-            if not last:
-                job.pacer.pause()
-                watch.end_accumulation()
-
+        loss_share = state.compute(batch, end_accumulation)
         mark = limbs(state.fingerprints.mark(batch.passes))
         sums = StepSums(ahead, ahead**2, loss_share, 0.0, batch.local, *mark)
         gradients.pack(batch.local / batch.total, sums)

@@ -92,7 +92,7 @@ class Replica:
 
     def run(self) -> None:
         self._job = Job(self._start, self._pacer, self._mailbox.send)
-        rehearse(self._job)
+        rehearse(self._job.state)
         self._pacer.pause()
         order = self._next_order(None)
         gather_s = self._config.order_timeout_s
@@ -152,13 +152,15 @@ class Replica:
     ) -> tuple[ReplicaOrder, GenerationStarted | None]:
         job, state = self.job, self.job.state
         table = torch.zeros(group.size, 4, dtype=torch.int64)
-        steps = state.steps + 1 if job.has_state else 0
+        position = state.position if job.has_state else -1
         config = order.config
-        table[group.rank] = torch.tensor([steps, order.generation, config.atomic_batch, config.accumulation])
+        table[group.rank] = torch.tensor(
+            [position, order.generation, config.atomic_batch, config.accumulation]
+        )
         group.all_reduce(table)
-        most_steps, donor = (int(n) for n in table[:, 0].max(dim=0))
+        furthest, donor = (int(n) for n in table[:, 0].max(dim=0))
         _, generation, atomic_batch, accumulation = table[int(table[:, 1].argmax())].tolist()
-        if bool((table[:, 0] != most_steps).any()):
+        if bool((table[:, 0] != furthest).any()):
             data = (
                 torch.frombuffer(bytearray(state.to_bytes()), dtype=torch.uint8)
                 if group.rank == donor
@@ -168,7 +170,7 @@ class Replica:
             group.broadcast(size, donor)
             data = torch.empty(int(size), dtype=torch.uint8) if data is None else data
             group.broadcast(data, donor)
-            if steps != most_steps:
+            if position != furthest:
                 state.load_bytes(data.numpy().tobytes())
         end_s = time.monotonic() + self._config.collective_timeout_s
         while not job.lock.try_share():
@@ -296,6 +298,8 @@ class Replica:
             )
             _all_done(group)
         else:
+            # Should rank 0 be lost before it has saved, the next group has to find out again.
+            job.state.next_evaluation = job.state.progress
             group.all_reduce(torch.zeros(1))
         job.lock.release()
 

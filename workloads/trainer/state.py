@@ -3,6 +3,7 @@
 import io
 import math
 import pickle
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,6 +58,12 @@ class TrainingState:
         """How the learning rate follows gain and scale."""
         self._rates = [group["lr"] for group in task.optimizer.param_groups]
 
+    @property
+    def position(self) -> int:
+        """Larger in that of two states of a job which is further on: when a group breaks, some of its ranks
+        may have made a step, or an evaluation that was due, and others not."""
+        return 2 * self.steps + (self.progress < self.next_evaluation)
+
     def seed_pass(self, indices: torch.Tensor) -> None:
         """Give the coming pass its random numbers (dropout, augmentation): a stream from (seed, step, first
         example of the pass), so that no generator's state has to be kept.
@@ -67,6 +74,22 @@ class TrainingState:
         """
         first = int(indices[0])
         torch.default_generator.manual_seed(mix(mix(mix(self.spec.seed) + self.steps) + first) & 0xFFFFFFFF)
+
+    def compute(self, batch: StepBatch, between: Callable[[], None] = lambda: None) -> float:
+        """Gradients of this rank's part of a step, pass by pass; its share of the step's loss. `between` is
+        called after every pass but the last."""
+        self.gradients.start()
+        loss_share = 0.0
+        for number, indices in enumerate(batch.passes, start=1):
+            weight, last = len(indices) / batch.total, number == len(batch.passes)
+            self.seed_pass(indices)
+            loss = self.task.loss(self.task.model, indices) * weight
+            loss.backward()  # type: ignore[no-untyped-call]
+            self.gradients.end_pass(weight, alone=batch.groups == 1, last=last)
+            loss_share += loss.item()
+            if not last:
+                between()
+        return loss_share
 
     def advance(self, batch: StepBatch, sums: StepSums) -> float:
         """One step, from the reduced gradients: the rate by AdaScale, the update, the account of examples.

@@ -28,8 +28,8 @@ def run_store(connection: Connection, host: str) -> None:
         master_listen_fd=listener.detach(),
         use_libuv=True,
     )
-    connection.send_bytes(msgspec.msgpack.encode(store.port))
     with contextlib.suppress(EOFError, OSError):
+        connection.send_bytes(msgspec.msgpack.encode(store.port))
         while True:
             connection.recv_bytes()
 

@@ -1,17 +1,28 @@
 """The policies by name: our own, and those that installed packages offer.
 
-A package offers a policy as an entry point of the group `coadapt.policies`: its name, and a callable without
-arguments (a class, say) that returns a `Policy` (interface.py). Our own names cannot be taken over.
+A package offers a policy as an entry point of the group `coadapt.policies`: its name, and a callable that
+needs no arguments (a class, say) and returns a `Policy` (interface.py). Our own names cannot be taken over.
+
+A name may be followed by numbers for the callable, `tiresias:threshold_slot_s=120` or
+`pollux:power=0,avoid_interference=false`: any of its parameters that are annotated float, int or bool.
 """
 
+import inspect
 from collections.abc import Callable
 from importlib.metadata import EntryPoint, entry_points
+from typing import Any
 
+import msgspec
+
+from services.scheduler.policies.coadapt import CoadaptPolicy
 from services.scheduler.policies.dynamic import DynamicPolicy
 from services.scheduler.policies.fixed import FixedPolicy
 from services.scheduler.policies.interface import Policy
+from services.scheduler.policies.optimus import OptimusPolicy
 from services.scheduler.policies.pollux import GoodputPolicy
+from services.scheduler.policies.srtf import SrtfPolicy
 from services.scheduler.policies.throughput import ThroughputPolicy
+from services.scheduler.policies.tiresias import TiresiasPolicy
 
 ENTRY_POINT_GROUP = "coadapt.policies"
 OWN: dict[str, Callable[[], Policy]] = {
@@ -19,31 +30,74 @@ OWN: dict[str, Callable[[], Policy]] = {
     "dynamic": DynamicPolicy,
     "throughput": ThroughputPolicy,
     "pollux": GoodputPolicy,
+    "coadapt": CoadaptPolicy,
+    "tiresias": TiresiasPolicy,
+    "srtf": SrtfPolicy,
+    "optimus": OptimusPolicy,
 }
+PARAMETER_KINDS = (bool, int, float)
 
 
 class UnknownPolicy(Exception):
-    """No policy of that name can be had; the text says which there are, or what is wrong with it."""
+    """No such policy can be had; the text says which there are, or what is wrong with it."""
 
 
 def policy_names() -> list[str]:
     return [*OWN, *sorted(set(_offered()) - set(OWN))]
 
 
-def make_policy(name: str) -> Policy:
-    """Raises UnknownPolicy."""
-    if name in OWN:
-        return OWN[name]()
-    offered = _offered().get(name)
-    if offered is None:
+def make_policy(text: str) -> Policy:
+    """The policy `NAME` or `NAME:KEY=NUMBER,KEY=NUMBER`. Raises UnknownPolicy."""
+    name, _, given = text.partition(":")
+    own = OWN.get(name)
+    offered = None if own else _offered().get(name)
+    if own is None and offered is None:
         raise UnknownPolicy(f"policy {name!r}: not one of {', '.join(policy_names())}")
+    where = offered.value if offered else name
     try:
-        policy = offered.load()()
+        make = own or offered.load()  # type: ignore[union-attr]
+        parameters = _parameters(make, given)
+        policy = make(**parameters)
+    except UnknownPolicy as error:
+        raise UnknownPolicy(f"policy {text!r}: {error}") from error
     except Exception as error:
-        raise UnknownPolicy(f"policy {name!r}: {offered.value} cannot be used: {error!r}") from error
+        problem = str(error) if own else f"{where} cannot be used: {error!r}"
+        raise UnknownPolicy(f"policy {text!r}: {problem}") from error
     if not callable(getattr(policy, "decide", None)):
-        raise UnknownPolicy(f"policy {name!r}: {offered.value} gives no object with a method `decide`")
-    return policy  # type: ignore[no-any-return]
+        raise UnknownPolicy(f"policy {name!r}: {where} gives no object with a method `decide`")
+    return policy
+
+
+def make_live_policy(text: str) -> Policy:
+    """A policy for real jobs. Raises UnknownPolicy, also for one that only a simulator can serve."""
+    policy = make_policy(text)
+    if getattr(policy, "needs_oracle", False):
+        raise UnknownPolicy(
+            f"policy {text!r}: goes by the true step times and remaining work of all jobs, which only a "
+            "simulator knows; it runs in `coadapt simulate`"
+        )
+    return policy
+
+
+def _parameters(make: Callable[..., Any], given: str) -> dict[str, Any]:
+    """The values of "KEY=NUMBER,KEY=NUMBER" as `make` takes them."""
+    if not given:
+        return {}
+    kinds = {
+        key: parameter.annotation
+        for key, parameter in inspect.signature(make, eval_str=True).parameters.items()
+        if parameter.annotation in PARAMETER_KINDS
+    }
+    parameters = {}
+    for part in given.split(","):
+        key, _, value = part.partition("=")
+        if key not in kinds:
+            raise UnknownPolicy(f"{key!r}: no such parameter; allowed: {', '.join(kinds) or 'none'}")
+        try:
+            parameters[key] = msgspec.convert(value, kinds[key], strict=False)
+        except msgspec.ValidationError as error:
+            raise UnknownPolicy(f"{key} {value!r}: allowed: {kinds[key].__name__}") from error
+    return parameters
 
 
 def _offered() -> dict[str, EntryPoint]:

@@ -13,6 +13,7 @@ from services.scheduler.policies.placement import Board, describe, number_nodes,
 
 class DynamicPolicy:
     name = "dynamic"
+    uses_profiles = False
 
     def decide(self, view: ClusterView, memory: Any, seed: int) -> Decision:
         slots = sum(node.slots for node in view.nodes)

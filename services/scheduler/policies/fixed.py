@@ -13,6 +13,7 @@ from services.scheduler.policies.placement import Board, describe, number_nodes,
 
 class FixedPolicy:
     name = "fixed"
+    uses_profiles = False
 
     def decide(self, view: ClusterView, memory: Any, seed: int) -> Decision:
         board = Board([node.slots for node in view.nodes])

@@ -21,6 +21,19 @@ class JobView(Struct, frozen=True):
     profile: JobProfile | None = None
 
 
+class Oracle(Protocol):
+    """What only a simulator knows of its jobs."""
+
+    def step_time_s(self, job_id: str, replicas: int) -> float:
+        """True seconds of a step of the requested batch on so many replicas, packed on as few nodes as can
+        be; its accumulation passes included."""
+        ...
+
+    def remaining_steps(self, job_id: str) -> float:
+        """True steps of the requested batch that the job has still to do."""
+        ...
+
+
 class ClusterView(Struct, frozen=True):
     """`jobs` are in order of submission. `nodes` are what this decision may use, already less the slots
     that jobs under verification hold."""
@@ -30,6 +43,8 @@ class ClusterView(Struct, frozen=True):
     jobs: tuple[JobView, ...]
     restart_penalty_s: float
     """What a resize costs a job that has not shown it."""
+    oracle: Oracle | None = None
+    """There in simulation only."""
 
 
 class Decision(Struct, frozen=True):
@@ -47,7 +62,11 @@ class Decision(Struct, frozen=True):
 
 
 class Policy(Protocol):
-    """`seed` differs from round to round and is the only source of randomness."""
+    """`seed` differs from round to round and is the only source of randomness.
+
+    A policy that cannot do without `ClusterView.oracle` has an attribute `needs_oracle`, true: it runs in
+    simulation only. One that never looks at a job's profile may say so, `uses_profiles`, false: a simulator
+    then need not fit any models for it."""
 
     name: str
 

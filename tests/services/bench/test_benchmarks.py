@@ -6,16 +6,22 @@ import signal
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
+from services.bench import overhead, resize
+from services.cli import main
+
 ROOT = Path(__file__).parents[3]
-COADAPT = (sys.executable, "-m", "services.cli")
 WAIT_S = 150.0
 MARK = "MARK_OF_A_BENCHMARK"
+STARTED = {"overhead": 4, "pacing": 3}
+"""Processes, when it is in the middle of its start: with logger and agents; with resource tracker and
+forkserver."""
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -47,22 +53,39 @@ def hear_interrupts() -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
-def bench(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*COADAPT, "bench", *arguments],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=WAIT_S,
-        check=False,
-    )
+Bench = Callable[..., dict[str, Any]]
 
 
-def test_resize_measures_every_change_and_a_restart_by_torchrun(environment: dict[str, str]) -> None:
-    done = bench(environment, "resize", "--rounds", "1", "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+@pytest.fixture
+def bench(
+    environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Bench:
+    """The result of a benchmark that is run in this process."""
+
+    def run(*arguments: str) -> dict[str, Any]:
+        for name in (MARK, "OMP_NUM_THREADS"):
+            monkeypatch.setenv(name, environment[name])
+        monkeypatch.setattr("sys.argv", ["coadapt", "bench", *arguments, "--json"])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        output, errors = capsys.readouterr()
+        assert not ended.value.code, errors
+        assert f"{arguments[0]}: 0/" in errors
+        assert "  0 s left" in errors
+        found: dict[str, Any] = json.loads(output)
+        return found
+
+    return run
+
+
+def test_resize_measures_every_change_and_a_restart_by_torchrun(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one node, and beside torchrun with one process: every one of them has to import torch."""
+    monkeypatch.setattr(resize, "NODES", ("a",))
+    monkeypatch.setattr(resize, "SLOTS", 4)
+    monkeypatch.setattr(resize, "TORCHRUN_PROCESSES", 1)
+    found = bench("resize", "--rounds", "1")
     assert found["transitions"].keys() == {"1->2", "2->4", "4->2", "2->1"}
     pauses_s = [change["p50_s"] for change in found["transitions"].values()]
     assert all(pause_s > 0.0 for pause_s in pauses_s)
@@ -70,40 +93,42 @@ def test_resize_measures_every_change_and_a_restart_by_torchrun(environment: dic
     assert min(pauses_s) <= found["p50_s"] <= found["p99_s"] <= max(pauses_s)
     assert found["ratio"] == found["torchrun_restart_s"] / found["transitions"]["2->4"]["p50_s"]
     assert found["ratio"] > 5.0
-    assert "resize: 5/5  0 s left" in done.stderr
 
 
-def test_overhead_compares_the_trainer_with_a_bare_loop_and_with_plain_ddp(
-    environment: dict[str, str],
+def test_overhead_compares_the_trainer_with_a_loop_of_as_many_ranks(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = bench(environment, "overhead", "--pairs", "1", "--seconds", "0.2", "--json")
-    assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    for name in ("one_replica", "one_replica_m0", "ddp"):
-        case = found["cases"][name]
-        assert found[f"{name}_ratio"] == case["ratio"]["p50"]
-        assert case["ratio"]["p50"] == case["trainer_steps_per_s"]["p50"] / case["loop_steps_per_s"]["p50"]
-        assert case["ratio"]["p50"] > 0.2
-    assert [case["total_batch"] for case in found["cases"].values()] == [128, 16, 128]
+    assert overhead.CASES == {"one_replica": (1, 128), "one_replica_m0": (1, 16), "ddp": (2, 128)}
+    monkeypatch.setattr(overhead, "CASES", {"ddp": (2, 128)})
+    found = bench("overhead", "--pairs", "1", "--seconds", "0.2")
+    case = found["cases"]["ddp"]
+    assert found["ddp_ratio"] == case["ratio"]["p50"] > 0.2
+    assert case["ratio"]["p50"] == case["trainer_steps_per_s"]["p50"] / case["loop_steps_per_s"]["p50"]
 
 
-def test_an_interrupted_benchmark_ends_with_130_and_leaves_nothing(environment: dict[str, str]) -> None:
+@pytest.mark.parametrize("name", ["overhead", "pacing"])
+def test_a_benchmark_interrupted_at_a_terminal_ends_with_130_and_leaves_nothing(
+    environment: dict[str, str], name: str
+) -> None:
+    """While torch is being imported for its replicas."""
     process = subprocess.Popen(
-        [*COADAPT, "bench", "overhead"],
+        [sys.executable, "-m", "services.cli", "bench", name],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
         preexec_fn=hear_interrupts,
     )
     assert process.stderr is not None
-    assert process.stderr.readline() == "overhead: 0/42  starts\n"
-    assert len(processes(environment)) > 6
-    process.send_signal(signal.SIGINT)
+    assert process.stderr.readline().startswith(f"{name}: 0/")
+    while len(processes(environment)) < STARTED[name]:
+        assert process.poll() is None
+    # As a terminal does: to the whole group.
+    os.killpg(process.pid, signal.SIGINT)
     output, errors = process.communicate(timeout=WAIT_S)
-    assert process.returncode == 130, errors
-    assert (output, errors) == ("", "")
+    assert (process.returncode, output, errors) == (130, "", "")
 
 
 @pytest.mark.parametrize(
@@ -117,8 +142,11 @@ def test_an_interrupted_benchmark_ends_with_130_and_leaves_nothing(environment: 
     ],
 )
 def test_what_is_not_known_is_refused_with_what_is_allowed(
-    environment: dict[str, str], arguments: list[str], error: str
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], error: str
 ) -> None:
-    done = bench(environment, *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(error)
+    monkeypatch.setattr("sys.argv", ["coadapt", "bench", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert errors.startswith(error)

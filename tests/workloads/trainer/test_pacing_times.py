@@ -69,7 +69,7 @@ class PacedJob:
             application_modules=(tiny_app.MODULE,),
         )
         self.job = Job(start, self.machine.pacer(SPEED), self.messages.append)
-        self.job.task = self._costly(self.job.task)
+        self.job.state.task = self._costly(self.job.state.task)
         self.group = Group(0, 1, None)
         monkeypatch.setattr(self.group, "all_reduce", self._all_reduce)
         monkeypatch.setattr(loop, "StepWatch", partial(StepWatch, lambda: self.machine.now_s))

@@ -36,15 +36,7 @@ def step(states: list[TrainingState], total: int, passes: int = 1) -> list[float
     batches = []
     for rank, state in enumerate(states):
         batch = state.sampler.take(total, rank, len(states), passes)
-        state.gradients.start()
-        loss_share = 0.0
-        for number, indices in enumerate(batch.passes, start=1):
-            weight = len(indices) / batch.total
-            state.seed_pass(indices)
-            loss = state.task.loss(state.task.model, indices) * weight
-            loss.backward()
-            state.gradients.end_pass(weight, alone=batch.groups == 1, last=number == len(batch.passes))
-            loss_share += loss.item()
+        loss_share = state.compute(batch)
         mark = limbs(state.fingerprints.mark(batch.passes))
         state.gradients.pack(batch.local / batch.total, StepSums(0, 0, loss_share, 0.0, batch.local, *mark))
         batches.append(batch)
@@ -184,6 +176,27 @@ def test_running_averages_of_a_model_are_shared_and_a_broken_step_leaves_none() 
     assert not torch.equal(model[1].running_mean, before)
     gradients.undo()
     assert torch.equal(model[1].running_mean, before)
+
+
+def test_what_never_changes_in_a_model_stays_exactly_what_it_is_also_where_a_rank_has_no_example() -> None:
+    """Such as a mask of infinities, which times a weight of 0 would be no number."""
+
+    def masking() -> tuple[nn.Module, FlatGradients]:
+        model = nn.Linear(1, 1)
+        model.register_buffer("mask", torch.tensor([0.1, -math.inf]))
+        return model, FlatGradients(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+    ranks = [masking() for _ in range(3)]
+    for weights in [*[(1 / 3, 1 / 3, 1 / 3)] * 20, (0.0, 0.0, 1.0)]:
+        for (_, gradients), weight in zip(ranks, weights, strict=True):
+            gradients.start()
+            gradients.pack(weight, StepSums())
+        reduced = sum(gradients.flat for _, gradients in ranks)
+        for _, gradients in ranks:
+            gradients.flat.copy_(reduced)
+            gradients.unpack()
+    for model, _ in ranks:
+        assert torch.equal(model.mask, torch.tensor([0.1, -math.inf]))
 
 
 def test_a_model_of_mixed_precision_is_refused_by_name() -> None:

@@ -1,0 +1,55 @@
+"""The memory across jobs on disk: one JSON file, by default `memory.json` in the folder of the runs.
+
+It is replaced as a whole (a temporary file, fsync, rename), so it is never half written; of two collectors
+that share one, the last one to write wins. A file that cannot be used is renamed to `broken-...` and the
+memory starts empty.
+"""
+
+import contextlib
+import os
+from pathlib import Path
+
+import msgspec
+
+from common.goodput.memory import VERSION, Memory, MemoryRecord
+from common.lifecycle import get_logger
+
+log = get_logger()
+
+
+def load_memory(path: Path) -> Memory:
+    """Never raises: a memory is a help, not a need."""
+    try:
+        record = msgspec.json.decode(path.read_bytes(), type=MemoryRecord)
+        if record.version != VERSION:
+            raise ValueError(f"version {record.version}; this program writes version {VERSION}")
+        return Memory(record)
+    except FileNotFoundError:
+        return Memory()
+    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+        aside = path.with_name(f"broken-{path.name}")
+        try:
+            path.replace(aside)
+            where = str(aside)
+        except OSError as failure:
+            where = f"where it is: {failure.strerror}"
+        log.warning(
+            "the memory cannot be used and starts empty", file=str(path), error=str(error), left=where
+        )
+        return Memory()
+
+
+def save_memory(path: Path, memory: Memory) -> None:
+    """Never raises: what cannot be written is reported."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with temporary.open("wb") as file:
+            file.write(msgspec.json.format(msgspec.json.encode(memory.record()), indent=1))
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        log.warning("the memory was not written", file=str(path), error=str(error))

@@ -1,0 +1,221 @@
+"""From a case to its result: policy, world and workload are made, and simulated."""
+
+import gc
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from msgspec import structs
+
+from common.eventlog import EventLogError, EventLogWriter
+from common.goodput.memory import Memory
+from common.lifecycle import UserError
+from common.types import Node, Struct
+from services.scheduler.policies import OWN, UnknownPolicy, make_policy
+from services.scheduler.policies.interface import Policy
+from services.simulator.driver import Log, Plan, Simulation
+from services.simulator.isolated import Isolated, rhos
+from services.simulator.results import Result, summed_up
+from services.simulator.world import World
+from workloads.tables import read_table
+from workloads.traces import Workload
+
+WORLDS = ("osdi21", "synthetic")
+
+
+class Case(Struct, frozen=True):
+    """One run. `label` names its workload: a file, or so many `jobs` that the world makes up. Without
+    `restart_s` the world's own holds; without `out` no log is kept; `traces` is what the world of osdi21 is
+    made of. With `fairness` every job is also simulated alone; with `memory` jobs start from what jobs of
+    their application have shown in the same run."""
+
+    label: str
+    workload: Path | None
+    policy: str
+    world: str
+    traces: Path | None
+    nodes: int
+    slots: int
+    round_s: float
+    interference: float
+    seed: int
+    restart_s: float | None
+    out: Path | None
+    jobs: int = 0
+    fairness: bool = False
+    memory: bool = False
+
+    @property
+    def run_id(self) -> str:
+        return re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{self.label}-{self.policy}-{self.seed}")
+
+
+def check(cases: Sequence[Case]) -> None:
+    """What can be found wrong before the first of many runs. Raises UserError."""
+    for case in cases:
+        _policy(case)
+        if case.workload is not None and not case.workload.is_file():
+            raise UserError(f"--workload {case.workload}: no such file")
+        if case.out is not None and (case.out / case.run_id).exists():
+            raise UserError(f"--out {case.out}: {case.run_id} is there already")
+
+
+def simulate(case: Case) -> Result:
+    """Raises UserError for what the user of the case got wrong."""
+    wall_s, cpu_s = time.perf_counter(), time.process_time()
+    policy = _policy(case)
+    world = make_world(case, policy)
+    workload = make_workload(case, world)
+    plan = Plan(
+        run_id=case.run_id,
+        workload=case.label,
+        arrivals=[structs.replace(row, spec=world.complete(row.spec)) for row in workload.rows],
+        nodes=nodes(case.nodes, case.slots),
+        round_s=case.round_s,
+        seed=case.seed,
+    )
+    gc.freeze()  # else a collection goes through all modules and traces, in the middle of a decision
+    with _log(case) as log:
+        run = Simulation(plan, world, policy, time.thread_time, log).run()
+    gc.unfreeze()
+    return summed_up(
+        run,
+        run_id=case.run_id,
+        workload=str(case.workload or case.label),
+        label=case.label,
+        policy=case.policy,
+        world=case.world,
+        seed=case.seed,
+        rhos=rhos(run.state.ended, alone_in(case)) if case.fairness else None,
+        wall_s=time.perf_counter() - wall_s,
+        cpu_s=time.process_time() - cpu_s,
+    )
+
+
+def _policy(case: Case) -> Policy:
+    try:
+        return make_policy(case.policy)
+    except UnknownPolicy as error:
+        raise UserError(str(error)) from error
+
+
+def make_world(case: Case, policy: Policy) -> World:
+    """Raises UserError. A world is imported here so that the others need not be loaded."""
+    given: dict[str, Any] = {} if case.restart_s is None else {"restart_s": case.restart_s}
+    if case.world == "synthetic":
+        from services.simulator.synthetic import SyntheticWorld
+
+        return SyntheticWorld(seed=case.seed, slots=case.slots, **given)
+    from services.simulator.osdi21 import Osdi21World
+
+    return Osdi21World(
+        _traces(case.traces),
+        adapts=getattr(policy, "statistical", False),
+        models=case.out is not None or getattr(policy, "uses_profiles", True),
+        slots=case.slots,
+        interference=case.interference,
+        memory=Memory() if case.memory else None,
+        **given,
+    )
+
+
+def make_workload(case: Case, world: World) -> Workload:
+    """Raises UserError."""
+    if case.workload is not None:
+        return read_table(case.workload, world.applications)
+    from services.simulator.synthetic import generate
+
+    return generate(case.jobs, case.seed, case.nodes * case.slots)
+
+
+def alone_in(case: Case) -> Isolated:
+    """What jobs take alone in the world of this case; what it has found serves other cases of that world."""
+    return _alone_in(
+        structs.replace(case, label="", workload=None, policy="pollux", out=None, jobs=0, memory=False)
+    )
+
+
+@lru_cache(maxsize=4)
+def _alone_in(case: Case) -> Isolated:
+    world = make_world(case, make_policy(case.policy))
+    return Isolated(world, nodes(case.nodes, case.slots), case.round_s)
+
+
+def nodes(count: int, slots: int) -> list[Node]:
+    """Named so that the order of names is that of their numbers."""
+    width = len(str(count))
+    return [
+        Node(name=f"node-{number:0{width}}", slots=slots, slot_speed=1.0) for number in range(1, count + 1)
+    ]
+
+
+def _traces(given: Path | None) -> Path:
+    """The artifact's folder `traces`."""
+    place = given or (Path(os.environ["COADAPT_OSDI21"]) if os.environ.get("COADAPT_OSDI21") else None)
+    if place is None:
+        raise UserError(
+            "--traces DIR: the world osdi21 needs it: the folder of the Pollux artifact with `traces` in it "
+            "(COADAPT_OSDI21 may name it too)"
+        )
+    if not (place / "traces").is_dir():
+        raise UserError(f"--traces {place}: no folder `traces` in it")
+    return place / "traces"
+
+
+@contextmanager
+def _log(case: Case) -> Iterator[Log | None]:
+    """Where the events of the run go. A run that is there already is never written to."""
+    if case.out is None:
+        yield None
+        return
+    run_dir = case.out / case.run_id
+    try:
+        run_dir.mkdir(parents=True)
+        writer = EventLogWriter(run_dir)
+    except FileExistsError as error:
+        raise UserError(f"--out {case.out}: {case.run_id} is there already") from error
+    except OSError as error:
+        raise UserError(f"--out {case.out}: cannot be written: {error.strerror}") from error
+    except EventLogError as error:
+        raise UserError(f"--out {case.out}: {error}") from error
+    try:
+        yield writer.append
+    except OSError as error:
+        raise UserError(f"--out {case.out}: cannot be written: {error.strerror}") from error
+    finally:
+        writer.close()
+
+
+def every_policy(given: Sequence[str]) -> list[str]:
+    """Each policy once, with "all" for all of our own."""
+    return list(dict.fromkeys(name for text in given for name in (OWN if text == "all" else (text,))))
+
+
+def labels(workloads: Sequence[Path]) -> dict[Path | None, str]:
+    """A name for each file: its own, and with its folder's before it where two files have the same one. A
+    folder stands for the CSV files in it.
+
+    Raises UserError for a file that is given twice, and for a folder without any."""
+    named: dict[Path | None, str] = {}
+    paths = [path for given in workloads for path in _files(given)]
+    stems = [path.stem for path in paths]
+    for path in paths:
+        label = path.stem if stems.count(path.stem) == 1 else f"{path.resolve().parent.name}-{path.stem}"
+        if path in named or label in named.values():
+            raise UserError(f"--workload {path}: given twice, or another file of the same folder and name")
+        named[path] = label
+    return named
+
+
+def _files(given: Path) -> list[Path]:
+    if not given.is_dir():
+        return [given]
+    files = sorted(given.glob("*.csv"), key=lambda path: (len(path.name), path.name))
+    if not files:
+        raise UserError(f"--workload {given}: a folder without CSV files")
+    return files

@@ -1,0 +1,296 @@
+"""`coadapt simulate`: its options, and how its results are shown."""
+
+import math
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from services.simulator.cases import Case
+    from services.simulator.results import Result
+
+THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+MAX_NODES = 10_000
+MAX_JOBS = 1_000_000
+MAX_SLOTS = 4096
+MAX_SEED = 2**31 - 1
+
+
+def _whole(low: int, high: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = low - 1
+        if not low <= value <= high:
+            raise typer.BadParameter(f"{text!r}: allowed: whole numbers from {low} to {high}")
+        return value
+
+    return parse
+
+
+def _number(
+    allowed: str, *, above: float = -math.inf, low: float = -math.inf, below: float = math.inf
+) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (above < value < below and value >= low):
+            raise typer.BadParameter(f"{text!r}: allowed: {allowed}")
+        return value
+
+    return parse
+
+
+def simulate(
+    policies: Annotated[
+        list[str],
+        typer.Option("--policy", metavar="NAME", help='Policy, or "all"; several: give the option again.'),
+    ],
+    workloads: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--workload",
+            metavar="FILE",
+            help="Workload (CSV), or a folder of them; several: give the option again.",
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs",
+            parser=_whole(1, MAX_JOBS),
+            metavar="N",
+            help="In the synthetic world, instead of a workload: N jobs made up from the seed.",
+        ),
+    ] = None,
+    world: Annotated[str, typer.Option(metavar="NAME", help="osdi21 or synthetic.")] = "osdi21",
+    traces: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="For osdi21: the artifact's folder, which holds traces/."),
+    ] = None,
+    nodes: Annotated[
+        int, typer.Option(parser=_whole(1, MAX_NODES), metavar="N", help="Nodes of the cluster.")
+    ] = 16,
+    slots: Annotated[
+        int, typer.Option(parser=_whole(1, MAX_SLOTS), metavar="M", help="Slots of each node.")
+    ] = 4,
+    round_s: Annotated[
+        float,
+        typer.Option(
+            "--round-s", parser=_number("seconds above 0", above=0), metavar="S", help="Between two rounds."
+        ),
+    ] = 60.0,
+    interference: Annotated[
+        float,
+        typer.Option(
+            parser=_number("0 or more, below 1", low=0, below=1),
+            metavar="F",
+            help="Speed that jobs lose which span nodes and share one.",
+        ),
+    ] = 0.0,
+    seeds: Annotated[
+        list[int] | None,
+        typer.Option(
+            "--seed", parser=_whole(0, MAX_SEED), metavar="N", help="Seed; several: give the option again."
+        ),
+    ] = None,
+    restart_s: Annotated[
+        float | None,
+        typer.Option(
+            "--restart-s",
+            parser=_number("seconds, 0 or more", low=0),
+            metavar="S",
+            help="What a resize costs a job; without it, what the world says.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Keep the event log of every run in a folder of its own in DIR."),
+    ] = None,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs-parallel", "-j", parser=_whole(1, 1024), metavar="N", help="At most so many at once."
+        ),
+    ] = None,
+    fairness: Annotated[
+        bool,
+        typer.Option("--fairness", help="Also simulate each job alone on its share of the cluster: rho."),
+    ] = False,
+    memory: Annotated[
+        bool,
+        typer.Option(
+            "--memory", help="Jobs start from what jobs of their application have shown (osdi21 only)."
+        ),
+    ] = False,
+    as_markdown: Annotated[
+        bool, typer.Option("--markdown", help="Print one table that compares the policies.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON.")] = False,
+) -> int:
+    """Replay workloads on a virtual clock, with the scheduler's own core and policies.
+
+    Every workload is run with every policy and every seed; runs go to several processes.
+
+    Exit 1 when a job failed, or a run was given up because its jobs would never end."""
+    # A round's matrices are tiny: threads of numpy's would only wait for each other. Before it is loaded.
+    for name in THREADS:
+        os.environ.setdefault(name, "1")
+    from msgspec.structs import replace
+
+    from services.simulator.cases import WORLDS, Case, check, every_policy, labels
+
+    if world not in WORLDS:
+        raise typer.BadParameter(f"--world {world!r}: allowed: {', '.join(WORLDS)}")
+    if bool(workloads) == (jobs is not None):
+        raise typer.BadParameter("either --workload or --jobs is needed, and not both")
+    if jobs is not None and world != "synthetic":
+        raise typer.BadParameter(f"--jobs {jobs}: only with --world synthetic")
+    if interference and world != "osdi21":
+        raise typer.BadParameter(f"--interference {interference:g}: only with --world osdi21")
+    if memory and world != "osdi21":
+        raise typer.BadParameter("--memory: only with --world osdi21")
+    named = labels(workloads) if workloads else {None: f"synthetic-{jobs}"}
+    cases = [
+        Case(
+            label=label,
+            workload=path,
+            policy=policy,
+            world=world,
+            traces=traces,
+            nodes=nodes,
+            slots=slots,
+            round_s=round_s,
+            interference=interference,
+            seed=seed,
+            restart_s=restart_s,
+            out=out,
+            jobs=jobs or 0,
+            fairness=fairness,
+            memory=memory,
+        )
+        for path, label in named.items()
+        for policy in every_policy(policies)
+        for seed in dict.fromkeys(seeds or [0])
+    ]
+    check(cases)
+    results = list(_run(cases, processes))
+    if len(results) == 1:  # then the figures are those of the whole command
+        results = [replace(results[0], wall_s=time.time() - _started_s(), cpu_s=time.process_time())]
+    if as_json:
+        import msgspec
+
+        sys.stdout.buffer.write(msgspec.json.encode(results[0] if len(results) == 1 else results) + b"\n")
+    elif as_markdown:
+        from services.simulator.comparison import comparison
+
+        print(comparison(results))
+        _show_ends(results)
+    else:
+        _show(results)
+        _show_ends(results)
+    return int(any(result.failed or result.stalled for result in results))
+
+
+def _started_s() -> float:
+    import psutil
+
+    started_s: float = psutil.Process().create_time()
+    return started_s
+
+
+def _run(cases: "Sequence[Case]", processes: int | None) -> "Iterator[Result]":
+    """Results in the order of the cases, each as soon as it and all before it are there."""
+    from services.simulator.cases import simulate as simulate_case
+
+    wanted = min(processes or len(os.sched_getaffinity(0)), len(cases))
+    if wanted == 1:
+        yield from _shown((simulate_case(case) for case in cases), len(cases))
+        return
+    from joblib import Parallel, delayed
+
+    parallel = Parallel(n_jobs=wanted, return_as="generator")
+    yield from _shown(parallel(delayed(simulate_case)(case) for case in cases), len(cases))
+
+
+def _shown(results: "Iterator[Result]", count: int) -> "Iterator[Result]":
+    """The same, with a bar on a terminal and lines elsewhere; for one run neither."""
+    if count == 1:
+        yield from results
+        return
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    if console.is_terminal:
+        yield from track(results, "simulating", count, console=console)
+        return
+    for number, result in enumerate(results, start=1):
+        jct = "none completed" if result.mean_jct_s is None else f"mean JCT {result.mean_jct_s:.1f} s"
+        print(
+            f"{number}/{count} {result.run_id}: {jct}, {result.cpu_s:.1f} CPU s", file=sys.stderr, flush=True
+        )
+        yield result
+
+
+def _show(results: "Sequence[Result]") -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    caption = "JCT and makespan: virtual seconds; ms: mean decision; rho: the worst"
+    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=caption, caption_justify="left")
+    columns = (
+        "run",
+        "jobs",
+        "mean JCT",
+        "p99 JCT",
+        "makespan",
+        "rounds",
+        "ms",
+        "/bound",
+        "rho",
+        "unfair",
+        "CPU s",
+    )
+    for column in columns:
+        table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
+    for result in results:
+        decision = result.decision_ms
+        table.add_row(
+            result.run_id,
+            str(len(result.jcts_s)),
+            _figure(result.mean_jct_s, 1),
+            _figure(result.p99_jct_s, 1),
+            _figure(result.makespan_s, 0),
+            str(result.rounds),
+            _figure(decision.mean if decision else None, 2),
+            _figure(result.value_over_bound, 4),
+            _figure(result.rho.worst if result.rho else None, 2),
+            _figure(result.rho.unfair_fraction if result.rho else None, 3),
+            _figure(result.cpu_s, 1),
+        )
+    console.print(table) if console.is_terminal else Console(width=200).print(table)
+
+
+def _show_ends(results: "Sequence[Result]") -> None:
+    """What did not go well."""
+    for result in results:
+        for what, jobs in (("refused", result.refused), ("failed", result.failed)):
+            for job_id, reason in jobs.items():
+                print(f"{result.run_id}: {job_id} {what}: {reason}")
+        if result.stalled:
+            print(f"{result.run_id}: {result.stalled}")
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

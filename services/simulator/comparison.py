@@ -1,0 +1,49 @@
+"""Policies side by side, as one table in Markdown."""
+
+from collections.abc import Callable, Sequence
+
+from services.simulator.results import Result
+
+COLUMNS = ("policy", "runs", "mean JCT s", "p99 JCT s", "makespan s", "goodput /s", "worst rho", "unfair")
+
+
+def comparison(results: Sequence[Result]) -> str:
+    """One row a policy: means over its runs (each run counts alike), the worst rho of all of them, and the
+    mean JCT on each workload. A dash where a run has no such figure."""
+    policies = list(dict.fromkeys(result.policy for result in results))
+    workloads = list(dict.fromkeys(result.label for result in results))
+    each = workloads if len(workloads) > 1 else []
+    rows = [[*COLUMNS, *each], ["---", *["---:"] * (len(COLUMNS) - 1 + len(each))]]
+    for policy in policies:
+        runs = [result for result in results if result.policy == policy]
+        rows.append(
+            [
+                policy,
+                str(len(runs)),
+                _over(runs, lambda run: run.mean_jct_s, ".0f"),
+                _over(runs, lambda run: run.p99_jct_s, ".0f"),
+                _over(runs, lambda run: run.makespan_s, ".0f"),
+                _over(runs, lambda run: run.goodput, ".0f"),
+                _over(runs, lambda run: run.rho.worst if run.rho else None, ".2f", max),
+                _over(runs, lambda run: run.rho.unfair_fraction if run.rho else None, ".1%"),
+                *(
+                    _over([run for run in runs if run.label == label], lambda run: run.mean_jct_s, ".0f")
+                    for label in each
+                ),
+            ]
+        )
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _mean(figures: Sequence[float]) -> float:
+    return sum(figures) / len(figures)
+
+
+def _over(
+    runs: Sequence[Result],
+    figure: Callable[[Result], float | None],
+    form: str,
+    of: Callable[[Sequence[float]], float] = _mean,
+) -> str:
+    known = [value for run in runs if (value := figure(run)) is not None]
+    return format(of(known), form) if known and len(known) == len(runs) else "-"

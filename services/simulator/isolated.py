@@ -1,0 +1,143 @@
+"""Finish-time fairness in simulation: every job's completion time over what it had been alone on its share.
+
+    rho = JCT / T(slots / mean number of active jobs during its life)
+
+T(n) is the time of the same job in the same world, alone on n slots from the first round after its
+submission on, packed on as few nodes as can be, with the batch of the largest goodput by its fitted model
+(Pollux's), the same rounds and the same start. Between two whole numbers of slots T is interpolated; below
+one slot it is one slot's time / share. Slots that a job cannot use it leaves.
+"""
+
+import math
+from collections.abc import Hashable, Mapping, Sequence
+
+import numpy as np
+
+from common.goodput.model import BatchBounds, best_batch
+from common.protocol import JobOrder, Orders, TargetReached
+from common.types import (
+    Allocation,
+    JobConfig,
+    JobProfile,
+    JobSpec,
+    JobState,
+    Node,
+    batch_config,
+    can_share,
+)
+from services.scheduler.policies.placement import Board, to_allocation
+from services.scheduler.state import JobRecord
+from services.simulator.world import World
+
+MAX_ROUNDS = 1_000_000
+
+
+class Isolated:
+    """Times of jobs alone. `world` is one of its own, in which jobs adapt their batch where that is theirs to
+    do; jobs of one `World.kind` are simulated once for each number of slots."""
+
+    def __init__(self, world: World, nodes: Sequence[Node], round_s: float) -> None:
+        self.world, self.nodes, self.round_s = world, nodes, round_s
+        self.slots = sum(node.slots for node in nodes)
+        self._now_s = 0.0
+        self._runs_s: dict[tuple[Hashable, int], float] = {}
+
+    def time_s(self, spec: JobSpec, submitted_s: float, share: float) -> float:
+        """Seconds from submission to completion, alone on `share` slots, above 0."""
+        wait_s = 0.0 if self.world.prompt else -submitted_s % self.round_s
+        most = next(n for n in range(min(spec.max_replicas, self.slots), 0, -1) if can_share(n, spec))
+        if share < 1:
+            return (wait_s + self._run_s(spec, 1)) / share
+        low, high = min(math.floor(share), most), min(math.ceil(share), most)
+        low_s, high_s = self._run_s(spec, low), self._run_s(spec, high)
+        return wait_s + low_s + (share - math.floor(share)) * (high_s - low_s)
+
+    def _run_s(self, spec: JobSpec, slots: int) -> float:
+        key = self.world.kind(spec), slots
+        if key not in self._runs_s:
+            replicas = next((n for n in range(slots, 0, -1) if can_share(n, spec)), 1)
+            self._runs_s[key] = self._simulate(spec, replicas)
+        return self._runs_s[key]
+
+    def _simulate(self, spec: JobSpec, replicas: int) -> float:
+        """Seconds from its start to its end; infinity where it has none."""
+        row = Board([node.slots for node in self.nodes]).pack(replicas)
+        assert row is not None, "no more replicas than slots"
+        allocation = to_allocation(row, self.nodes)
+        self.world.complete(spec)
+        start_s, generation, former = self._now_s, 0, None
+        end_s = math.inf
+        for number in range(1, MAX_ROUNDS + 1):
+            config = _best_config(spec, allocation, replicas, self.world.profiles((spec.id,)))
+            if config != former:
+                generation, former = generation + 1, config
+                self.world.apply(self._orders(spec, generation, allocation, config), self._now_s)
+            due_s = start_s + number * self.round_s
+            while self._now_s < due_s and end_s == math.inf:
+                self._now_s, happened = self.world.advance(due_s)
+                ends_s = [h.t_s for h in happened if isinstance(h.what, TargetReached)]
+                end_s = min(ends_s, default=math.inf)
+            if end_s < math.inf:
+                break
+        self.world.apply(self._orders(spec, generation + 1, (), None), self._now_s)
+        return end_s - start_s
+
+    def _orders(
+        self, spec: JobSpec, generation: int, allocation: Allocation, config: JobConfig | None
+    ) -> Orders:
+        jobs: tuple[JobOrder, ...] = ()
+        if config:
+            order = JobOrder(
+                spec=spec,
+                generation=generation,
+                group=1,
+                allocation=allocation,
+                config=config,
+                store_host="",
+                store_port=0,
+                checkpoint="",
+                leaving=(),
+            )
+            jobs = (order,)
+        return Orders(run_id="isolated", version=generation, jobs=jobs, verifications=())
+
+
+def _best_config(
+    spec: JobSpec, allocation: Allocation, replicas: int, profiles: Sequence[JobProfile]
+) -> JobConfig:
+    """The batch of the largest modelled goodput; M0 before there is a model."""
+    profile = profiles[0] if profiles else None
+    if profile and profile.parameters:
+        best = best_batch(
+            BatchBounds.of(spec), profile.parameters, profile.statistics, len(allocation), replicas
+        )
+        if best.goodput > 0:
+            return JobConfig(atomic_batch=int(best.atomic_batch), accumulation=int(best.accumulation))
+    return batch_config(spec.min_batch_size, replicas, spec)
+
+
+def rhos(jobs: Mapping[str, JobRecord], isolated: Isolated) -> dict[str, float]:
+    """Finish-time fairness of the completed ones among the jobs that have ended in a run; above 1: worse
+    than alone on its share."""
+    lives = {name: (job.submitted_s, job.ended_s) for name, job in jobs.items() if job.ended_s is not None}
+    active = dict(zip(lives, mean_active(list(lives.values())), strict=True))
+    found = {}
+    for name, (begin_s, end_s) in lives.items():
+        if jobs[name].state is JobState.COMPLETED:
+            alone_s = isolated.time_s(jobs[name].spec, begin_s, isolated.slots / active[name])
+            found[name] = (end_s - begin_s) / alone_s
+    return found
+
+
+def mean_active(lives: Sequence[tuple[float, float]]) -> list[float]:
+    """The mean number of jobs active during each life (begin, end), itself counted."""
+    if not lives:
+        return []
+    begins, ends = np.array(lives).reshape(-1, 2).T
+    times = np.unique(np.concatenate((begins, ends)))
+    counts = np.searchsorted(np.sort(begins), times, "right") - np.searchsorted(np.sort(ends), times, "right")
+    area = np.concatenate(([0.0], np.cumsum(counts[:-1] * np.diff(times))))
+    spent = np.interp(ends, times, area) - np.interp(begins, times, area)
+    lengths = ends - begins
+    means: list[float] = np.divide(spent, lengths, out=np.ones_like(spent), where=lengths > 0).tolist()
+    return means

@@ -1,0 +1,138 @@
+"""`coadapt simulate`: what it prints, what it keeps, and what it refuses."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from analysis.summarize import main as summarize
+from services import cli
+from services.simulator.cli import THREADS
+
+TABLE = "name,time,application,num_replicas,batch_size\na,0,small,1,128\nb,30,small,2,256\n"
+FIGURES = {"mean_jct_s", "p99_jct_s", "makespan_s", "jcts_s", "rounds", "decision_ms", "wall_s", "cpu_s"}
+
+
+@pytest.fixture
+def simulate(capsys, monkeypatch):
+    """Runs the command in this process: exit code, output, errors."""
+    for name in (*THREADS, "COADAPT_OSDI21"):
+        monkeypatch.setenv(name, "1")  # so that what the command sets is taken back after the test
+        if name == "COADAPT_OSDI21":
+            monkeypatch.delenv(name)
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["coadapt", "simulate", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exited:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(exited.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Path:
+    path = tmp_path / "jobs.csv"
+    path.write_text(TABLE)
+    return path
+
+
+def test_one_run_is_one_object_with_a_time_for_each_job(simulate, table: Path) -> None:
+    code, out, err = simulate("--workload", table, "--policy", "pollux", "--world", "synthetic", "--json")
+    assert (code, err) == (0, "")
+    result = json.loads(out)
+    assert result.keys() >= FIGURES
+    assert set(result["jcts_s"]) == {"a", "b"}
+    assert result["mean_jct_s"] == pytest.approx(sum(result["jcts_s"].values()) / 2)
+    assert result["decision_ms"].keys() == {"mean", "p99", "max"}
+    assert result["refused"] == result["failed"] == {}
+
+
+def test_many_runs_go_to_processes_and_come_back_in_order(simulate, table: Path) -> None:
+    code, out, err = simulate(
+        "--workload", table, "--policy", "fixed", "--world", "synthetic", "--seed", 1, "--seed", 2, "--json"
+    )
+    assert code == 0
+    assert [result["seed"] for result in json.loads(out)] == [1, 2]
+    assert [line.split()[0] for line in err.splitlines()] == ["1/2", "2/2"]
+
+
+def test_the_same_seed_leaves_the_same_bytes_which_summarize_finds_clean(
+    simulate, table: Path, tmp_path: Path, capsys
+) -> None:
+    logs = []
+    for out in (tmp_path / "one", tmp_path / "two"):
+        code, *_ = simulate("--workload", table, "--policy", "pollux", "--world", "synthetic", "--out", out)
+        assert code == 0
+        logs.append((out / "jobs-pollux-0" / "events.jsonl").read_bytes())
+    assert logs[0] == logs[1]
+    assert summarize([str(tmp_path / "one"), "--json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)
+    assert run["audit"]["ok"]
+    assert run["jobs"]["verified"] == 2
+
+
+def test_a_run_that_is_there_is_never_written_to(simulate, table: Path, tmp_path: Path) -> None:
+    arguments = ("--workload", table, "--policy", "fixed", "--world", "synthetic", "--out", tmp_path / "out")
+    assert simulate(*arguments)[0] == 0
+    before = (tmp_path / "out" / "jobs-fixed-0" / "events.jsonl").read_bytes()
+    code, _, err = simulate(*arguments)
+    assert code == 2
+    assert "jobs-fixed-0 is there already" in err
+    assert (tmp_path / "out" / "jobs-fixed-0" / "events.jsonl").read_bytes() == before
+
+
+def test_an_impossible_job_is_told_and_the_others_are_simulated(simulate, table: Path) -> None:
+    table.write_text(TABLE + "c,10,small,64,4096\nd,10,small,0,128\ne,10,small,1,5\n")
+    code, out, _ = simulate(
+        "--workload", table, "--policy", "fixed", "--world", "synthetic", "--nodes", 2, "--json"
+    )
+    assert code == 0
+    result = json.loads(out)
+    assert set(result["jcts_s"]) == {"a", "b"}
+    assert "at most 8, the slots of the cluster" in result["refused"]["c"]
+    assert "replicas 0" in result["refused"]["d"]
+    assert "batch_size 5" in result["refused"]["e"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"--world": "mars"}, "--world 'mars': allowed: osdi21, synthetic"),
+        ({"--policy": "best"}, "policy 'best': not one of fixed"),
+        ({"--workload": "nowhere.csv"}, "nowhere.csv: no such file"),
+        ({"--nodes": "0"}, "'0': allowed: whole numbers from 1"),
+        ({"--nodes": "two"}, "'two': allowed: whole numbers"),
+        ({"--slots": "-1"}, "'-1': allowed: whole numbers from 1"),
+        ({"--round-s": "nan"}, "'nan': allowed: seconds above 0"),
+        ({"--round-s": "0"}, "'0': allowed: seconds above 0"),
+        ({"--round-s": "inf"}, "'inf': allowed: seconds above 0"),
+        ({"--restart-s": "-1"}, "'-1': allowed: seconds, 0 or more"),
+        ({"--world": "osdi21", "--interference": "1"}, "'1': allowed: 0 or more, below 1"),
+        ({"--interference": "0.5"}, "--interference 0.5: only with --world osdi21"),
+        ({"--seed": "-1"}, "'-1': allowed: whole numbers from 0"),
+        ({"-j": "0"}, "'0': allowed: whole numbers from 1"),
+        ({"--world": "osdi21"}, "--traces DIR: the world osdi21 needs it"),
+        ({"--world": "osdi21", "--traces": "."}, "--traces .: no folder `traces` in it"),
+        ({"--out": "/proc/nothing"}, "--out /proc/nothing: cannot be written"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_2(simulate, table: Path, changes, complaint: str) -> None:
+    options = {"--workload": table, "--policy": "fixed", "--world": "synthetic", **changes}
+    code, out, err = simulate(*(part for pair in options.items() for part in pair))
+    assert (code, out) == (2, "")
+    assert complaint in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "row", ["x,nan,small,1,128", "a,0,small,1,128", "x,0,unknown,1,128", "x,0,small,1", "x,0,small,1,128,9"]
+)
+def test_a_broken_row_is_named_by_its_number(simulate, table: Path, row: str) -> None:
+    table.write_text(TABLE + row + "\n")
+    code, _, err = simulate("--workload", table, "--policy", "fixed", "--world", "synthetic")
+    assert code == 2
+    assert "row 3" in err
+    assert len(err.splitlines()) == 1
