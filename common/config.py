@@ -95,7 +95,8 @@ class TrainerConfig(Struct, frozen=True):
     order_timeout_s: Seconds = 60.0
     """A replica without group or orders for so long gives up."""
     hang_timeout_s: Seconds = 60.0
-    """A replica that has not looked at its orders, as it does in every step, for so long is ended as lost."""
+    """A replica that has not looked at its orders, as it does in every step, for so long is ended as lost.
+    The time that it may wait for others in a collective comes on top."""
     checkpoint_every_s: Seconds = 15.0
     """Between two periodic checkpoints, in case nobody survives."""
     verify_timeout_s: Seconds = 300.0

@@ -222,6 +222,8 @@ class Jobs:
         """What only time brings about."""
         self.answer_for_unsaved()
         now_s, bounds = self.clock(), self.config.trainer
+        # Whoever waits for the one that hangs does not look at its orders either, and must outlive it.
+        hangs_s = bounds.hang_timeout_s + bounds.collective_timeout_s
         for name, tracked in list(self.tracked.items()):
             phase = tracked.record.phase
             if phase is Phase.LEAVING and now_s - tracked.told_to_leave_s > bounds.order_timeout_s:
@@ -231,8 +233,8 @@ class Jobs:
             if tracked.claim is not None:
                 if now_s - tracked.started_s > bounds.verify_timeout_s:
                     self.give_up(name, f"had no answer in {bounds.verify_timeout_s:g} s")
-            elif now_s - tracked.heard_s > bounds.hang_timeout_s:
-                self.give_up(name, f"has not looked at its orders for {bounds.hang_timeout_s:g} s")
+            elif now_s - tracked.heard_s > hangs_s:
+                self.give_up(name, f"has not looked at its orders for {hangs_s:g} s")
 
     def give_up(self, name: str, why: str) -> None:
         """Kill a process, and report it lost where it is missed and has not explained its end itself."""

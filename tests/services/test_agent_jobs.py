@@ -355,6 +355,7 @@ def test_a_replica_that_hangs_is_killed_and_lost_once(agent: Agent) -> None:
     working, hangs = agent.names
     agent.wait(HANG_S)
     agent.says(working, ReplicaAlive())
+    agent.wait(SAVE_S)  # So long the other one may have waited in a collective.
     assert agent.processes.killed == []
     agent.wait(1.0)
     assert agent.processes.killed == [hangs]
@@ -362,7 +363,7 @@ def test_a_replica_that_hangs_is_killed_and_lost_once(agent: Agent) -> None:
     agent.exits(hangs, KILLED)
     (lost,) = agent.facts
     assert isinstance(lost, ReplicaLost)
-    assert lost.reason == f"replica {hangs} has not looked at its orders for 1000 s; killed"
+    assert lost.reason == f"replica {hangs} has not looked at its orders for 1010 s; killed"
 
 
 def test_a_verifier_that_takes_too_long_is_killed_and_lost_once(agent: Agent) -> None:
