@@ -65,6 +65,9 @@ from services.scheduler.state import (
 from services.scheduler.step import Step
 from workloads.traces import check_spec
 
+KEPT = "kept as it was: "
+"""How all reasons of a round begin in which the policy gave no valid decision."""
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -355,7 +358,7 @@ class _Inputs(Step):
             problem = f"{type(error).__name__}: {error}"
         if not problem:
             return decision
-        reason = f"kept as it was: policy {self.core.policy.name!r} gave no valid decision: {problem}"
+        reason = f"{KEPT}policy {self.core.policy.name!r} gave no valid decision: {problem}"
         return Decision(
             allocations={job.spec.id: job.allocation for job in view.jobs},
             configs={job.spec.id: job.config for job in view.jobs if job.config and job.allocation},

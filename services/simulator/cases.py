@@ -57,11 +57,17 @@ class Case(Struct, frozen=True):
 
 def check(cases: Sequence[Case]) -> None:
     """What can be found wrong before the first of many runs. Raises UserError."""
+    # os.path: a path that no file could have, too long say, is one that is not there.
+    run_ids: set[str] = set()
     for case in cases:
         _policy(case)
-        if case.workload is not None and not case.workload.is_file():
-            raise UserError(f"--workload {case.workload}: no such file")
-        if case.out is not None and (case.out / case.run_id).exists():
+        if case.workload is not None and not os.path.isfile(case.workload):
+            problem = "not a regular file" if os.path.exists(case.workload) else "no such file"
+            raise UserError(f"--workload {case.workload}: {problem}")
+        if case.run_id in run_ids:
+            raise UserError(f"{case.run_id}: two runs would have this name; rename a workload file")
+        run_ids.add(case.run_id)
+        if case.out is not None and os.path.exists(case.out / case.run_id):
             raise UserError(f"--out {case.out}: {case.run_id} is there already")
 
 
@@ -162,7 +168,7 @@ def _traces(given: Path | None) -> Path:
             "--traces DIR: the world osdi21 needs it: the folder of the Pollux artifact with `traces` in it "
             "(COADAPT_OSDI21 may name it too)"
         )
-    if not (place / "traces").is_dir():
+    if not os.path.isdir(place / "traces"):
         raise UserError(f"--traces {place}: no folder `traces` in it")
     return place / "traces"
 
@@ -213,7 +219,7 @@ def labels(workloads: Sequence[Path]) -> dict[Path | None, str]:
 
 
 def _files(given: Path) -> list[Path]:
-    if not given.is_dir():
+    if not os.path.isdir(given):
         return [given]
     files = sorted(given.glob("*.csv"), key=lambda path: (len(path.name), path.name))
     if not files:

@@ -19,6 +19,8 @@ MAX_NODES = 10_000
 MAX_JOBS = 1_000_000
 MAX_SLOTS = 4096
 MAX_SEED = 2**31 - 1
+MIN_ROUND_S, MAX_SECONDS = 0.01, 1e6
+MAX_INTERFERENCE = 0.99
 
 
 def _whole(low: int, high: int) -> Callable[[str], int]:
@@ -34,15 +36,13 @@ def _whole(low: int, high: int) -> Callable[[str], int]:
     return parse
 
 
-def _number(
-    allowed: str, *, above: float = -math.inf, low: float = -math.inf, below: float = math.inf
-) -> Callable[[str], float]:
+def _number(low: float, high: float, allowed: str) -> Callable[[str], float]:
     def parse(text: str) -> float:
         try:
             value = float(text)
         except ValueError:
             value = math.nan
-        if not (above < value < below and value >= low):
+        if not low <= value <= high:
             raise typer.BadParameter(f"{text!r}: allowed: {allowed}")
         return value
 
@@ -85,13 +85,16 @@ def simulate(
     round_s: Annotated[
         float,
         typer.Option(
-            "--round-s", parser=_number("seconds above 0", above=0), metavar="S", help="Between two rounds."
+            "--round-s",
+            parser=_number(MIN_ROUND_S, MAX_SECONDS, f"{MIN_ROUND_S} to {MAX_SECONDS:.0f} seconds"),
+            metavar="S",
+            help="Between two rounds.",
         ),
     ] = 60.0,
     interference: Annotated[
         float,
         typer.Option(
-            parser=_number("0 or more, below 1", low=0, below=1),
+            parser=_number(0.0, MAX_INTERFERENCE, f"0 to {MAX_INTERFERENCE:g}"),
             metavar="F",
             help="Speed that jobs lose which span nodes and share one.",
         ),
@@ -106,7 +109,7 @@ def simulate(
         float | None,
         typer.Option(
             "--restart-s",
-            parser=_number("seconds, 0 or more", low=0),
+            parser=_number(0.0, MAX_SECONDS, f"0 to {MAX_SECONDS:.0f} seconds"),
             metavar="S",
             help="What a resize costs a job; without it, what the world says.",
         ),
@@ -140,7 +143,8 @@ def simulate(
 
     Every workload is run with every policy and every seed; runs go to several processes.
 
-    Exit 1 when a job failed, or a run was given up because its jobs would never end."""
+    Exit 1 when a job failed, a policy gave no valid decision, or a run was given up because its jobs would
+    never end."""
     # A round's matrices are tiny: threads of numpy's would only wait for each other. Before it is loaded.
     for name in THREADS:
         os.environ.setdefault(name, "1")
@@ -156,6 +160,8 @@ def simulate(
         raise typer.BadParameter(f"--jobs {jobs}: only with --world synthetic")
     if interference and world != "osdi21":
         raise typer.BadParameter(f"--interference {interference:g}: only with --world osdi21")
+    if as_json and as_markdown:
+        raise typer.BadParameter("--json or --markdown, not both")
     if memory and world != "osdi21":
         raise typer.BadParameter("--memory: only with --world osdi21")
     named = labels(workloads) if workloads else {None: f"synthetic-{jobs}"}
@@ -197,7 +203,7 @@ def simulate(
     else:
         _show(results)
         _show_ends(results)
-    return int(any(result.failed or result.stalled for result in results))
+    return int(any(result.failed or result.undecided or result.stalled for result in results))
 
 
 def _started_s() -> float:
@@ -216,9 +222,13 @@ def _run(cases: "Sequence[Case]", processes: int | None) -> "Iterator[Result]":
         yield from _shown((simulate_case(case) for case in cases), len(cases))
         return
     from joblib import Parallel, delayed
+    from joblib.externals.loky import get_reusable_executor
 
     parallel = Parallel(n_jobs=wanted, return_as="generator")
-    yield from _shown(parallel(delayed(simulate_case)(case) for case in cases), len(cases))
+    try:
+        yield from _shown(parallel(delayed(simulate_case)(case) for case in cases), len(cases))
+    finally:  # else its processes wait for more to do, and hold what they inherited
+        get_reusable_executor().shutdown(kill_workers=True)
 
 
 def _shown(results: "Iterator[Result]", count: int) -> "Iterator[Result]":
@@ -288,8 +298,9 @@ def _show_ends(results: "Sequence[Result]") -> None:
         for what, jobs in (("refused", result.refused), ("failed", result.failed)):
             for job_id, reason in jobs.items():
                 print(f"{result.run_id}: {job_id} {what}: {reason}")
-        if result.stalled:
-            print(f"{result.run_id}: {result.stalled}")
+        for problem in (result.undecided, result.stalled):
+            if problem:
+                print(f"{result.run_id}: {problem}")
 
 
 def _figure(value: float | None, digits: int) -> str:

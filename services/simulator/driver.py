@@ -8,7 +8,7 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import count, islice
 
 from common import __version__
 from common.protocol import (
@@ -28,7 +28,7 @@ from common.protocol import (
 )
 from common.types import JobSpec, Node
 from services.scheduler.commands import Emit, SendOrders, WantRound
-from services.scheduler.core import SchedulerCore, Settings
+from services.scheduler.core import KEPT, SchedulerCore, Settings
 from services.scheduler.policies.interface import Policy
 from services.scheduler.state import State, orders_of
 from services.simulator.world import COLLECTOR, Happening, World
@@ -40,6 +40,8 @@ STALLED_ROUNDS = 1000
 STALLED_RESTARTS = 10
 """So many rounds in a row, and seconds as of so many restarts, in which no job gets on: they never will."""
 MAX_ROUNDS = 1_000_000
+MAX_NAMED = 10
+"""So many of the jobs of a run that is given up are named."""
 Log = Callable[[Sequence[EventRecord]], object]
 """Takes the records of a run, in order."""
 
@@ -64,6 +66,8 @@ class Run:
     decisions_s: list[float] = field(default_factory=list)
     decided: list[tuple[float, float]] = field(default_factory=list)
     """Value and bound of each decision that has them."""
+    undecided: list[str] = field(default_factory=list)
+    """Why, of each round in which the policy gave no valid decision."""
     refused: dict[str, str] = field(default_factory=dict)
     stalled: str = ""
 
@@ -183,8 +187,10 @@ class Simulation:
             problem = f"there were {MAX_ROUNDS} rounds"
         else:
             return
-        waiting = "; ".join(f"{job.spec.id} ({job.state}): {job.reason}" for job in state.jobs.values())
-        self.run_so_far.stalled = f"given up at {self.now_s:g} s, when {problem}: {waiting}"
+        some = islice(state.jobs.values(), MAX_NAMED)
+        waiting = "; ".join(f"{job.spec.id} ({job.state}): {job.reason}" for job in some)
+        more = f"; and {len(state.jobs) - MAX_NAMED} more" if len(state.jobs) > MAX_NAMED else ""
+        self.run_so_far.stalled = f"given up at {self.now_s:g} s, when {problem}: {waiting}{more}"
 
     def feed(self, given: CoreInput) -> None:
         """Let the core act on an input at the present time, and carry out its commands."""
@@ -197,6 +203,9 @@ class Simulation:
                 case Emit(event):
                     if isinstance(event, RoundDecided):
                         self.run_so_far.decisions_s.append(took_s)
+                        why = next(iter(event.reasons.values()))
+                        if why.startswith(KEPT):
+                            self.run_so_far.undecided.append(why)
                         if event.value is not None and event.bound is not None:
                             self.run_so_far.decided.append((event.value, event.bound))
                     elif isinstance(event, JobRefused):

@@ -44,7 +44,8 @@ class Isolated:
 
     def time_s(self, spec: JobSpec, submitted_s: float, share: float) -> float:
         """Seconds from submission to completion, alone on `share` slots, above 0."""
-        wait_s = 0.0 if self.world.prompt else -submitted_s % self.round_s
+        first_round_s = max(math.ceil(submitted_s / self.round_s), 1) * self.round_s
+        wait_s = 0.0 if self.world.prompt else first_round_s - submitted_s
         most = next(n for n in range(min(spec.max_replicas, self.slots), 0, -1) if can_share(n, spec))
         if share < 1:
             return (wait_s + self._run_s(spec, 1)) / share
@@ -118,14 +119,15 @@ def _best_config(
 
 def rhos(jobs: Mapping[str, JobRecord], isolated: Isolated) -> dict[str, float]:
     """Finish-time fairness of the completed ones among the jobs that have ended in a run; above 1: worse
-    than alone on its share."""
+    than alone on its share. Left out is whoever would not end alone within MAX_ROUNDS."""
     lives = {name: (job.submitted_s, job.ended_s) for name, job in jobs.items() if job.ended_s is not None}
     active = dict(zip(lives, mean_active(list(lives.values())), strict=True))
     found = {}
     for name, (begin_s, end_s) in lives.items():
         if jobs[name].state is JobState.COMPLETED:
             alone_s = isolated.time_s(jobs[name].spec, begin_s, isolated.slots / active[name])
-            found[name] = (end_s - begin_s) / alone_s
+            if math.isfinite(alone_s):
+                found[name] = (end_s - begin_s) / alone_s
     return found
 
 

@@ -67,7 +67,11 @@ class Application:
         scalability = _read(
             folder / name / "scalability.csv", "num_nodes,num_replicas,local_bsz,step_time,sync_time"
         )
-        files = {int(p.stem.split("-")[1]): p for p in (folder / name).glob("validation-[0-9]*.csv")}
+        files = {
+            int(batch): path
+            for path in (folder / name).glob("validation-*.csv")
+            if (batch := path.stem.removeprefix("validation-")).isdecimal()
+        }
         if not files:
             raise UserError(f"{folder / name}: no validation-<batch>.csv in it")
         self.batches = sorted(files)
@@ -127,14 +131,15 @@ class Application:
         rotated = min(placement[i:] + placement[:i] for i in range(len(placement)))
         rows = self._measured.get("".join(map(str, rotated)))
         if rows:
-            sizes, step_s, sync_s = np.array(rows).T
-            return float(np.interp(atomic, sizes, step_s)), float(np.interp(atomic, sizes, sync_s))
-        if self._elsewhere is None:
-            from scipy.interpolate import LinearNDInterpolator
+            sizes, *times_s = np.array(rows).T
+            step, sync = (float(np.interp(atomic, sizes, seconds)) for seconds in times_s)
+        else:
+            if self._elsewhere is None:
+                from scipy.interpolate import LinearNDInterpolator
 
-            self._elsewhere = LinearNDInterpolator(self._points[:, :3], self._points[:, 3:])
-        nodes = min(len(placement), MAX_NODES)
-        step, sync = self._elsewhere([[nodes, sum(placement), atomic]])[0].tolist()
+                self._elsewhere = LinearNDInterpolator(self._points[:, :3], self._points[:, 3:])
+            nodes = min(len(placement), MAX_NODES)
+            step, sync = self._elsewhere([[nodes, sum(placement), atomic]])[0].tolist()
         if not step > sync > 0:
             raise UserError(
                 f"{self.spec.name}: the traces say nothing of {sum(placement)} replicas on {len(placement)} "
@@ -194,8 +199,8 @@ def _read(path: Path, columns: str) -> list[list[float]]:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from error
     except (KeyError, TypeError, ValueError, csv.Error) as error:
         raise UserError(f"{path}: line {reader.line_num}: needs numbers under {columns}") from error
-    if not rows or not np.all(np.isfinite(rows)):
-        raise UserError(f"{path}: needs rows of finite numbers under {columns}")
+    if not rows or not np.all(np.isfinite(rows)) or np.min(rows) < 0:
+        raise UserError(f"{path}: needs rows of finite numbers, none below 0, under {columns}")
     return rows
 
 

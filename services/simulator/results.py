@@ -53,6 +53,8 @@ class Result(Struct, frozen=True):
     refused: dict[str, str]
     """Why, by job."""
     failed: dict[str, str]
+    undecided: str
+    """In how many rounds the policy gave no valid decision, and why in the first of them; empty: in none."""
     stalled: str
     """Why the run was given up with jobs under way; empty: it was not."""
     wall_s: float
@@ -104,6 +106,7 @@ def summed_up(
         value_over_bound=_mean_ratio(run.decided),
         refused=run.refused,
         failed={job.spec.id: job.reason for job in ended if job.state is JobState.FAILED},
+        undecided=_undecided(run),
         stalled=run.stalled,
         wall_s=wall_s,
         cpu_s=cpu_s,
@@ -117,6 +120,12 @@ def _rho(rhos: dict[str, float] | None) -> Rho | None:
     return Rho(
         worst=float(values.max()), mean=float(values.mean()), unfair_fraction=float(np.mean(values > 1))
     )
+
+
+def _undecided(run: Run) -> str:
+    if not run.undecided:
+        return ""
+    return f"{len(run.undecided)} of {run.state.rounds} rounds without a decision: {run.undecided[0]}"
 
 
 def _makespan_s(state: State) -> float | None:

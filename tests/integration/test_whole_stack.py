@@ -27,14 +27,11 @@ from common.protocol import (
 )
 from common.transport import OrdersSubscriber, Reactor, RequestClient
 from common.types import JobState
-from services.scheduler.commands import Emit
-from services.scheduler.core import SchedulerCore
-from services.scheduler.journal import read_journal
 from services.scheduler.policies import make_policy
 from services.scheduler.service import make_core
-from services.scheduler.state import State
 from services.stack import Stack
 from tests.integration import tiny_app
+from tests.services.scheduler_rig import decided, replayed
 from workloads.tasks import applications
 from workloads.traces import JobFields, complete_spec
 
@@ -136,23 +133,6 @@ def test_every_job_is_verified_the_log_is_clean_and_the_journal_gives_the_same_d
     assert live
     assert replayed(core, run.stack.run_dir) == live, "its journal gives its decisions again, byte for byte"
     assert run.stack.killed == ()
-
-
-def replayed(core: SchedulerCore, run_dir: Path) -> list[bytes]:
-    state, found = State(run_id="run"), []
-    for entry in read_journal(run_dir):
-        state, commands = core.step(state, entry.input, entry.now_s)
-        found += [
-            decided(command.event)
-            for command in commands
-            if isinstance(command, Emit) and isinstance(command.event, RoundDecided)
-        ]
-    return found
-
-
-def decided(event: RoundDecided) -> bytes:
-    """All of a decision but how long it took, which the service measures."""
-    return msgspec.msgpack.encode(msgspec.structs.replace(event, decision_s=0.0))
 
 
 @pytest.fixture(scope="module")

@@ -20,10 +20,15 @@ from common.protocol import (
     EventRecord,
     Heartbeat,
     RegisterAgent,
+    RoundDecided,
 )
 from common.transport import Reactor, RequestClient
+from services.scheduler.commands import Emit
+from services.scheduler.core import SchedulerCore
+from services.scheduler.journal import read_journal
 from services.scheduler.policies import make_policy
 from services.scheduler.service import SchedulerService, make_core
+from services.scheduler.state import State
 from tests.services.scheduler_driver import make_node
 from workloads.tasks import applications
 from workloads.traces import JobFields, complete_spec
@@ -99,6 +104,24 @@ class Rig:
             with path.open("rb") as file:
                 kept = [msgspec.convert(tree, EventRecord) for tree in msgpack.Unpacker(file)][count:]
             path.write_bytes(b"".join(map(msgspec.msgpack.encode, kept)))
+
+
+def replayed(core: SchedulerCore, run_dir: Path) -> list[bytes]:
+    """The decisions that come of the inputs in the journal of a run."""
+    state, found = State(run_id=run_dir.name), []
+    for entry in read_journal(run_dir):
+        state, commands = core.step(state, entry.input, entry.now_s)
+        found += [
+            decided(command.event)
+            for command in commands
+            if isinstance(command, Emit) and isinstance(command.event, RoundDecided)
+        ]
+    return found
+
+
+def decided(event: RoundDecided) -> bytes:
+    """All of a decision but how long it took, which the service measures."""
+    return msgspec.msgpack.encode(msgspec.structs.replace(event, decision_s=0.0))
 
 
 def spec(job_id: str, **fields: Any) -> Any:

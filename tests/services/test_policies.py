@@ -103,6 +103,10 @@ def test_an_empty_cluster_and_an_empty_queue_are_no_trouble(name: str) -> None:
     without = decide(name, ClusterView(now_s=0.0, nodes=(), jobs=(job("a"),), restart_penalty_s=1.0))
     assert without.allocations == {"a": ()}
     assert without.reasons["a"].startswith("waits")
+    known = job("a", profile=profile("a"))
+    nowhere = ClusterView(now_s=0.0, nodes=(), jobs=(known,), restart_penalty_s=1.0)
+    assert decide(name, nowhere).allocations == {"a": ()}
+    assert decide(name, view(known, on=nodes(0, 0))).allocations == {"a": ()}, "verifiers hold all slots"
 
 
 # ------------------------------------------------------------------------------ fixed

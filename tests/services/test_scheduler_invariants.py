@@ -3,8 +3,9 @@
 from typing import Any
 
 import hypothesis.strategies as st
+import msgspec
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from common.protocol import (
     CancelJob,
@@ -17,15 +18,19 @@ from common.protocol import (
     JobSaved,
     JobStateChanged,
     JobSubmitted,
+    LeaveAgent,
+    Profiles,
     ReplicaLost,
     RoundDecided,
     TargetReached,
     VerificationDone,
     VerifierLost,
 )
-from common.types import JobConfig, JobState, Placement
+from common.types import GradientStatistics, JobConfig, JobState, Placement
+from services.scheduler.policies import OWN, make_policy
 from services.scheduler.policies.interface import ClusterView, Decision
 from services.scheduler.state import orders_of
+from tests.services.policy_views import CLEAN, NOISY, profile
 from tests.services.scheduler_driver import Driver, make_node, make_spec
 
 JOBS = [f"job-{n}" for n in range(4)]
@@ -87,6 +92,13 @@ class CoreMachine(RuleBasedStateMachine):
     def silence(self, data: st.DataObject) -> None:
         self.tick()
         self.driver.silence(data.draw(st.sampled_from(sorted(self.driver.state.agents))))
+
+    @precondition(lambda self: self.driver.state.agents)
+    @rule(data=st.data())
+    def leave(self, data: st.DataObject) -> None:
+        self.tick()
+        name = data.draw(st.sampled_from(sorted(self.driver.state.agents)))
+        self.driver.give(LeaveAgent(node=name, incarnation=self.driver.state.agents[name].incarnation))
 
     @rule()
     def decide(self) -> None:
@@ -175,5 +187,36 @@ class CoreMachine(RuleBasedStateMachine):
             assert not [reason for reason in event.reasons.values() if "no valid decision" in reason]
 
 
+class PolicyMachine(CoreMachine):
+    """The same promises, with our own policies and with what a collector may know of the jobs."""
+
+    @initialize(name=st.sampled_from([name for name in OWN if name != "optimus"]))
+    def choose(self, name: str) -> None:
+        self.driver = Driver(make_policy(name), max_failures=2)
+
+    @rule(
+        job_id=st.sampled_from(JOBS),
+        statistics=st.sampled_from([None, CLEAN, NOISY]),
+        profiled=st.integers(0, 4),
+        progress=st.sampled_from([0.0, 500.0, 2000.0]),
+        fitted=st.booleans(),
+    )
+    def tell(
+        self,
+        job_id: str,
+        statistics: GradientStatistics | None,
+        profiled: int,
+        progress: float,
+        fitted: bool,
+    ) -> None:
+        self.tick()
+        known = profile(job_id, profiled, statistics, progress=progress)
+        if not fitted:
+            known = msgspec.structs.replace(known, parameters=None)
+        self.driver.give(Profiles(profiles=(known,)))
+
+
 TestCore = CoreMachine.TestCase
 TestCore.settings = settings(max_examples=120, stateful_step_count=40, deadline=None, derandomize=True)
+TestPolicies = PolicyMachine.TestCase
+TestPolicies.settings = settings(max_examples=60, stateful_step_count=40, deadline=None, derandomize=True)

@@ -48,7 +48,7 @@ def policy_names() -> list[str]:
 
 def make_policy(text: str) -> Policy:
     """The policy `NAME` or `NAME:KEY=NUMBER,KEY=NUMBER`. Raises UnknownPolicy."""
-    name, _, given = text.partition(":")
+    name, colon, given = text.partition(":")
     own = OWN.get(name)
     offered = None if own else _offered().get(name)
     if own is None and offered is None:
@@ -56,7 +56,7 @@ def make_policy(text: str) -> Policy:
     where = offered.value if offered else name
     try:
         make = own or offered.load()  # type: ignore[union-attr]
-        parameters = _parameters(make, given)
+        parameters = _parameters(make, given) if colon else {}
         policy = make(**parameters)
     except UnknownPolicy as error:
         raise UnknownPolicy(f"policy {text!r}: {error}") from error
@@ -81,8 +81,6 @@ def make_live_policy(text: str) -> Policy:
 
 def _parameters(make: Callable[..., Any], given: str) -> dict[str, Any]:
     """The values of "KEY=NUMBER,KEY=NUMBER" as `make` takes them."""
-    if not given:
-        return {}
     kinds = {
         key: parameter.annotation
         for key, parameter in inspect.signature(make, eval_str=True).parameters.items()

@@ -74,6 +74,9 @@ class CoadaptPolicy:
     """Batches are chosen by goodput, as `pollux` does."""
 
     def __init__(self, delta: float = DELTA) -> None:
+        """Raises ValueError for a `delta` beyond what the exponent, 0 to 1, could be moved by."""
+        if not -1 <= delta <= 1:
+            raise ValueError(f"delta {delta}: allowed: -1 to 1")
         self.delta = delta
 
     def decide(self, view: ClusterView, memory: Any, seed: int) -> Decision:
@@ -164,7 +167,7 @@ def exponent(jobs: Sequence[JobModel], view: ClusterView, delta: float) -> float
     """a, of the jobs that have a model."""
     slots = sum(node.slots for node in view.nodes)
     fair = math.ceil(slots / len(view.jobs))
-    on_one_node = max(node.slots for node in view.nodes)
+    on_one_node = max((node.slots for node in view.nodes), default=0)
     slopes = [
         _slope(
             job.bounds, job.parameters, job.statistics, max(fair // 2, 1), min(2 * fair, slots), on_one_node

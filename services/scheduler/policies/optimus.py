@@ -51,7 +51,7 @@ def divide(jobs: tuple[JobView, ...], slots: int, oracle: Oracle) -> list[int]:
     """Replicas of each job: one each in order, the rest where they gain most, the first job on ties."""
     counts = [1 if j < slots and can_share(1, job.spec) else 0 for j, job in enumerate(jobs)]
     left = slots - sum(counts)
-    remaining = [oracle.remaining_steps(job.spec.id) for job in jobs]
+    remaining = [oracle.remaining_steps(job.spec.id) if counts[j] else 0.0 for j, job in enumerate(jobs)]
 
     def gain_s(j: int) -> float:
         """Seconds that one replica more saves."""

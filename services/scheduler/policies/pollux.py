@@ -37,6 +37,7 @@ from services.scheduler.policies.search import Options, solve
 
 SPEEDUP_OFFSET = 1e-3
 """Keeps the power mean finite while jobs wait."""
+MIN_POWER, MAX_POWER = 0.01, 10.0
 MIN_FACTOR = 0.01
 """The restart factor's floor. The formula gives 0 to a job that has just come, or that was restarted for
 longer than it exists, and then slots would be worth nothing to it; with the floor one that waits still gets
@@ -62,6 +63,9 @@ class GoodputPolicy:
         power: float = -1.0,
         avoid_interference: bool = True,
     ) -> None:
+        """Raises ValueError for a power whose sums could not be told apart, or not be represented."""
+        if power and not MIN_POWER <= abs(power) <= MAX_POWER:
+            raise ValueError(f"power {power}: allowed: 0, and {MIN_POWER} to {MAX_POWER:g} of either sign")
         self.name = name
         self.statistical = statistical
         self.power = power
@@ -171,7 +175,7 @@ class JobModel:
         self.fair_rate = 0.0
         if profile and self.parameters:
             most = min(job.spec.max_replicas, self.bounds.max_replicas, profile.explored_replicas)
-            most = max(min(max(most, 1), slots), held)
+            most = max(min(most, slots), held, 1)
             rates, best = _rates(self.bounds, self.parameters, self.statistics, most)
             base = float(rates[0, fair]) if fair <= most else math.nan
             if math.isnan(base):

@@ -189,6 +189,24 @@ def test_jobs_that_can_never_end_are_given_up_with_the_reason() -> None:
     assert verdict.ok, verdict.findings
 
 
+def test_rounds_in_which_a_policy_fails_change_nothing_and_are_told() -> None:
+    class Raises:
+        name = "raises"
+
+        def decide(self, view: ClusterView, memory: Any, seed: int) -> Decision:
+            if seed % 2 == 0:
+                raise ZeroDivisionError("by zero")
+            return make_policy("fixed").decide(view, memory, seed)
+
+    world = SyntheticWorld(seed=1)
+    run, _ = drive(made_up(world, [(0.0, 1), (0.0, 2)]), world, Raises())
+    assert len(run.state.ended) == 2
+    assert run.state.rounds // 2 <= len(run.undecided) <= run.state.rounds // 2 + 1
+    assert set(run.undecided) == {
+        "kept as it was: policy 'raises' gave no valid decision: ZeroDivisionError: by zero"
+    }
+
+
 def test_a_job_that_is_impossible_is_refused_and_the_rest_go_on() -> None:
     jobs = [
         Arrival(at_s=0.0, spec=make_spec("too-many", replicas=9, max_replicas=64, batch_size=64)),

@@ -23,12 +23,13 @@ def test_alone_a_job_takes_what_is_between_whole_numbers_of_slots_and_longer_on_
     isolated = Isolated(SyntheticWorld(seed=2), [Node(name="n", slots=4, slot_speed=1.0)], round_s=60.0)
     fields = JobFields(application="medium", id="a", replicas=2, batch_size=64)
     spec = complete_spec(fields, APPLICATIONS, "a", 0)
-    one_s, two_s = isolated.time_s(spec, 0.0, 1.0), isolated.time_s(spec, 0.0, 2.0)
+    one_s, two_s = isolated.time_s(spec, 60.0, 1.0), isolated.time_s(spec, 60.0, 2.0)
     assert two_s < one_s < 2 * two_s
-    assert isolated.time_s(spec, 0.0, 1.25) == pytest.approx(0.75 * one_s + 0.25 * two_s)
-    assert isolated.time_s(spec, 0.0, 0.5) == pytest.approx(2 * one_s)
+    assert isolated.time_s(spec, 60.0, 1.25) == pytest.approx(0.75 * one_s + 0.25 * two_s)
+    assert isolated.time_s(spec, 60.0, 0.5) == pytest.approx(2 * one_s)
     assert isolated.time_s(spec, 50.0, 1.0) == pytest.approx(one_s + 10.0), "it waits for a round"
-    assert isolated.time_s(spec, 0.0, 64.0) == isolated.time_s(spec, 0.0, 4.0), "no more than there are"
+    assert isolated.time_s(spec, 0.0, 1.0) == pytest.approx(one_s + 60.0), "the first one is not at 0"
+    assert isolated.time_s(spec, 60.0, 64.0) == isolated.time_s(spec, 60.0, 4.0), "no more than there are"
     assert math.isfinite(isolated.time_s(spec, 0.0, 3.5))
 
 

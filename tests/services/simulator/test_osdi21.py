@@ -129,6 +129,19 @@ def test_jobs_that_span_nodes_and_share_one_are_slowed_down() -> None:
             "needs rows of finite numbers",
         ),
         (
+            lambda folder: (folder / "ncf" / "placements.csv").write_text(
+                "placement,local_bsz,step_time,sync_time\n-11,32,1,0.5\n"
+            ),
+            "needs rows of finite numbers, none below 0",
+        ),
+        (
+            lambda folder: [
+                path.rename(path.with_name("validation-12x.csv"))
+                for path in (folder / "bert").glob("validation-*.csv")
+            ],
+            "bert: no validation-<batch>.csv in it",
+        ),
+        (
             lambda folder: [path.unlink() for path in (folder / "yolov3").glob("validation-*.csv")],
             "no validation-<batch>.csv in it",
         ),

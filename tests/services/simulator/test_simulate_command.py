@@ -106,17 +106,24 @@ def test_an_impossible_job_is_told_and_the_others_are_simulated(simulate, table:
         ({"--nodes": "0"}, "'0': allowed: whole numbers from 1"),
         ({"--nodes": "two"}, "'two': allowed: whole numbers"),
         ({"--slots": "-1"}, "'-1': allowed: whole numbers from 1"),
-        ({"--round-s": "nan"}, "'nan': allowed: seconds above 0"),
-        ({"--round-s": "0"}, "'0': allowed: seconds above 0"),
-        ({"--round-s": "inf"}, "'inf': allowed: seconds above 0"),
-        ({"--restart-s": "-1"}, "'-1': allowed: seconds, 0 or more"),
-        ({"--world": "osdi21", "--interference": "1"}, "'1': allowed: 0 or more, below 1"),
+        ({"--workload": "x" * 5000}, "--workload xxx"),
+        ({"--workload": "/dev/null"}, "/dev/null: not a regular file"),
+        ({"--policy": "pollux:"}, "policy 'pollux:': '': no such parameter"),
+        ({"--policy": "pollux:power=nan"}, "power nan: allowed: 0, and 0.01 to 10 of either sign"),
+        ({"--round-s": "nan"}, "'nan': allowed: 0.01 to 1000000 seconds"),
+        ({"--round-s": "0"}, "'0': allowed: 0.01 to 1000000 seconds"),
+        ({"--round-s": "1e-9"}, "'1e-9': allowed: 0.01 to 1000000 seconds"),
+        ({"--round-s": "inf"}, "'inf': allowed: 0.01 to 1000000 seconds"),
+        ({"--restart-s": "-1"}, "'-1': allowed: 0 to 1000000 seconds"),
+        ({"--restart-s": "1e300"}, "'1e300': allowed: 0 to 1000000 seconds"),
+        ({"--world": "osdi21", "--interference": "1"}, "'1': allowed: 0 to 0.99"),
         ({"--interference": "0.5"}, "--interference 0.5: only with --world osdi21"),
         ({"--seed": "-1"}, "'-1': allowed: whole numbers from 0"),
         ({"-j": "0"}, "'0': allowed: whole numbers from 1"),
         ({"--world": "osdi21"}, "--traces DIR: the world osdi21 needs it"),
         ({"--world": "osdi21", "--traces": "."}, "--traces .: no folder `traces` in it"),
         ({"--out": "/proc/nothing"}, "--out /proc/nothing: cannot be written"),
+        ({"--out": "x" * 5000}, "--out xxx"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_2(simulate, table: Path, changes, complaint: str) -> None:
@@ -125,6 +132,15 @@ def test_bad_input_is_one_line_and_exit_2(simulate, table: Path, changes, compla
     assert (code, out) == (2, "")
     assert complaint in err
     assert len(err.splitlines()) == 1
+
+
+def test_two_runs_of_one_name_are_refused_before_the_first(simulate, table: Path) -> None:
+    for name in ("a b.csv", "a-b.csv"):
+        table.with_name(name).write_text(TABLE)
+    table.unlink()
+    code, out, err = simulate("--workload", table.parent, "--policy", "fixed", "--world", "synthetic")
+    assert (code, out) == (2, "")
+    assert "a-b-fixed-0: two runs would have this name" in err
 
 
 @pytest.mark.parametrize(
