@@ -1,6 +1,7 @@
 """The `coadapt` command. It reads its arguments here and leaves the work to other modules, which each
 command imports for itself, so that `coadapt --help` loads next to nothing."""
 
+import errno
 import math
 import os
 import sys
@@ -44,13 +45,17 @@ def main() -> None:
     sys.path.insert(0, os.getcwd())
     try:
         code = app(sys.argv[1:] or ["--help"], prog_name="coadapt", standalone_mode=False)
+        sys.stdout.flush()
     except TyperException as error:
         code = _complain(error.format_message(), error.exit_code)
     except KeyboardInterrupt:
         code = 130
-    except BrokenPipeError:  # the reader of our output has gone
+    except OSError as error:
+        if error.errno not in (errno.EPIPE, errno.ENOSPC):
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        code = 1
+        # A reader of our output that has gone knows why.
+        code = 1 if error.errno == errno.EPIPE else _complain(f"cannot write: {error.strerror}", 1)
     except Exception as error:
         from common.config import ConfigError
         from common.lifecycle import EXIT_BAD_INPUT, UserError

@@ -266,6 +266,13 @@ def test_a_reader_that_has_gone_is_no_error_of_ours():
     assert process.stderr == ""
 
 
+def test_a_full_disk_under_the_output_is_told_in_one_line():
+    with open("/dev/full", "wb") as full:
+        command = [sys.executable, "-m", "services.cli", "--version"]
+        process = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, cwd=ROOT)
+    assert (process.returncode, process.stderr) == (1, "coadapt: cannot write: No space left on device\n")
+
+
 # --------------------------------------------------------------------------- with a real scheduler
 
 
