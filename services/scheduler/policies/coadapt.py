@@ -50,7 +50,7 @@ from common.types import GradientStatistics, ThroughputParameters
 from services.scheduler.policies.interface import ClusterView, Decision, JobView
 from services.scheduler.policies.pollux import GoodputPolicy, JobModel
 
-DELTA = -0.1
+DELTA = -0.05
 UNKNOWN_EXPONENT = 0.5
 """Where no job with a model can use several slots."""
 MIN_EXPONENT, MAX_EXPONENT = 0.05, 0.85
