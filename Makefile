@@ -1,4 +1,4 @@
-# make demo [POLICY=pollux|throughput|dynamic|fixed]; make test; make install; make clean
+# make demo [POLICY=pollux|coadapt|throughput|dynamic|fixed|...]; make test; make install; make clean
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -25,7 +25,7 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 clean:
 	rm -rf $(VENV) *.egg-info build .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -87,7 +87,7 @@ def shared_memory_of(processes: list[psutil.Process]) -> set[str]:
 
 
 def endpoints_of(folder: Path) -> list[str]:
-    (run,) = (folder / "logs").iterdir()
+    (run,) = (path for path in (folder / "logs").iterdir() if path.is_dir())
     config = msgspec.json.decode((run / "config.json").read_bytes(), type=Config)
     return [value for value in msgspec.to_builtins(config.endpoints).values() if value]
 
