@@ -73,7 +73,8 @@ class RunLog:
 
 
 def find_logs(place: Path) -> list[Path]:
-    """Paths of the logs at `place`: a log, the folder of a run, or a folder with such folders at any depth.
+    """Paths of the logs at `place`: a log, the folder of a run, or a folder with such folders at any depth;
+    hidden ones in it, where a simulated run is until it is complete, are passed over.
 
     Raises NoRuns. A path is also given for the folder of a run whose log is missing.
     """
@@ -87,7 +88,11 @@ def find_logs(place: Path) -> list[Path]:
         folder = unvisited.pop()
         try:
             entries = {entry.name: entry for entry in folder.iterdir()}
-            folders = [entry for entry in entries.values() if entry.is_dir() and not entry.is_symlink()]
+            folders = [
+                entry
+                for name, entry in entries.items()
+                if not name.startswith(".") and entry.is_dir() and not entry.is_symlink()
+            ]
         except OSError as error:
             if folder == place:
                 raise NoRuns(f"{place}: cannot be read: {error.strerror}") from error

@@ -137,12 +137,15 @@ def _job_table(console: Console, run: RunHistory, result: RunSummary) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("end", overflow="fold")
     for job in result.per_job:
-        table.add_row(*(Text(plain(cell)) for cell in _job_row(job, run.jobs[job.id])))
+        stopped = run.ended and job.id in run.active_at_end
+        table.add_row(*(Text(plain(cell)) for cell in _job_row(job, run.jobs[job.id], stopped)))
     return table
 
 
-def _job_row(job: JobSummary, history: JobHistory) -> tuple[str, ...]:
-    end = str(history.end or history.state)
+def _job_row(job: JobSummary, history: JobHistory, stopped: bool) -> tuple[str, ...]:
+    """`stopped`: the stack was stopped while the job was under way, and the scheduler has taken it back to
+    pending."""
+    end = str(history.end or ("stopped" if stopped else history.state))
     if job.verified:
         end = "verified"
     elif history.reason:

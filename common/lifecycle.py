@@ -162,14 +162,24 @@ class StopFlag:
 
 @contextlib.contextmanager
 def signals_raise() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does, so that what it started is taken down."""
+    """SIGTERM and SIGHUP end the block as Ctrl-C does, so that what it started is taken down; the first of
+    them, and none that the process ignores, as it does SIGHUP under nohup."""
+
+    received: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+        received.append(number)
+        if len(received) == 1:  # `timeout` sends its signal twice: the second must not end the taking down
+            raise KeyboardInterrupt  # SystemExit may be a policy's of a user's own, and the scheduler goes on
 
-    former = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    wanted = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
+    former = {number: signal.signal(number, stop) for number in wanted}
     try:
         yield
+    except KeyboardInterrupt:
+        if received:
+            raise SystemExit(128 + received[0]) from None
+        raise
     finally:
         for number, handler in former.items():
             signal.signal(number, handler)

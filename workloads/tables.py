@@ -7,10 +7,10 @@
 columns may be in any order too, but these five, each once. Everything else of a job comes from its
 application.
 
-What is wrong with the file is an error here: a cell that is not what its column holds, a name twice, an
-application that does not exist. What a well-formed row *asks for* is judged where it is submitted: a job that
-is impossible (no replicas, a batch out of bounds, more replicas than there are slots) is refused there, with
-the reason, and the others go on.
+What is wrong with the file is an error here: a cell that is not what its column holds (replicas or a batch
+below 1, say), a name twice, an application that does not exist. What a well-formed row *asks for* is judged
+where it is submitted: a job that is impossible (a batch out of bounds, more replicas than there are slots) is
+refused there, with the reason, and the others go on.
 """
 
 import csv
@@ -128,9 +128,9 @@ def _whole(column: str, text: str) -> int:
     try:
         value = int(_plain(text))
     except ValueError:
-        value = MAX_WHOLE + 1
-    if abs(value) > MAX_WHOLE:
-        raise WorkloadError(f"{column} {shown(text)}: allowed: whole numbers up to {MAX_WHOLE}")
+        value = 0
+    if not 1 <= value <= MAX_WHOLE:
+        raise WorkloadError(f"{column} {shown(text)}: allowed: whole numbers from 1 to {MAX_WHOLE}")
     return value
 
 

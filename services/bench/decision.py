@@ -27,9 +27,11 @@ from common.types import (
     replicas_of,
 )
 from services.bench.measure import Progress, quantile, report, table
+from services.options import whole
 from services.scheduler.decisions import check_decision
 from services.scheduler.policies import UnknownPolicy, make_policy
 from services.scheduler.policies.interface import ClusterView, Decision, JobView
+from workloads.traces import MAX_SEED
 
 ROUND_S = 60.0
 RESTART_S = 30.0
@@ -219,12 +221,16 @@ def text(result: dict[str, Any]) -> str:
 
 
 def command(
-    jobs: Annotated[int, typer.Option(min=1, max=MAX_JOBS, help="Active jobs.")] = 31,
-    nodes: Annotated[int, typer.Option(min=1, max=MAX_NODES, help="Nodes of the cluster.")] = 16,
-    slots: Annotated[int, typer.Option(min=1, max=MAX_SLOTS, help="Slots of a node.")] = 4,
-    policy: Annotated[str, typer.Option(help="Which policy decides.")] = "pollux",
-    rounds: Annotated[int, typer.Option(min=1, max=MAX_ROUNDS, help="Decisions that are measured.")] = 30,
-    seed: Annotated[int, typer.Option(help="Of the jobs.")] = 0,
+    jobs: Annotated[int, typer.Option(parser=whole(1, MAX_JOBS), metavar="N", help="Active jobs.")] = 31,
+    nodes: Annotated[
+        int, typer.Option(parser=whole(1, MAX_NODES), metavar="N", help="Nodes of the cluster.")
+    ] = 16,
+    slots: Annotated[int, typer.Option(parser=whole(1, MAX_SLOTS), metavar="M", help="Slots of a node.")] = 4,
+    policy: Annotated[str, typer.Option(metavar="NAME", help="Which policy decides.")] = "pollux",
+    rounds: Annotated[
+        int, typer.Option(parser=whole(1, MAX_ROUNDS), metavar="N", help="Decisions that are measured.")
+    ] = 30,
+    seed: Annotated[int, typer.Option(parser=whole(0, MAX_SEED), metavar="N", help="Of the jobs.")] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Measure how long a policy takes to decide, and how near to the bound it comes."""

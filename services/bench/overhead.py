@@ -22,10 +22,12 @@ from common.types import JobConfig
 from services.bench.cluster import BenchError, Cluster, endless
 from services.bench.measure import Progress, in_turns, ratio_of_pairs, report, summary, table
 from services.bench.processes import ONE_THREAD, python
+from services.options import number, whole
 from services.stack import ROOT
 from workloads.tasks import digits_cnn, unevaluated
 
 APPLICATION = digits_cnn.SPEC.name
+NODES, SLOTS = ("a", "b"), 1
 BATCH = 128
 CASES = {
     "one_replica": (1, BATCH),
@@ -38,9 +40,16 @@ WARMUP_STEPS = 20
 
 
 def command(
-    pairs: Annotated[int, typer.Option(min=1, max=1000, help="Pairs that each figure comes from.")] = 7,
+    pairs: Annotated[
+        int, typer.Option(parser=whole(1, 1000), metavar="N", help="Pairs that each figure comes from.")
+    ] = 7,
     seconds: Annotated[
-        float, typer.Option(min=0.05, max=3600, help="How long a replica is measured for each.")
+        float,
+        typer.Option(
+            parser=number(0.05, 3600.0, "0.05 to 3600 seconds"),
+            metavar="S",
+            help="How long a replica is measured for each.",
+        ),
     ] = 3.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -80,7 +89,7 @@ class Trainer:
 
     def __init__(self) -> None:
         self._samples: list[TrainingSample] = []
-        self._cluster = Cluster(("a", "b"), 1, self._hear, modules=(unevaluated.__name__,))
+        self._cluster = Cluster(NODES, SLOTS, self._hear, modules=(unevaluated.__name__,))
 
     def __enter__(self) -> "Trainer":
         self._cluster.__enter__()

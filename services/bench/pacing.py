@@ -36,6 +36,7 @@ from common.types import JobConfig
 from services.bench.cluster import WAIT_S, BenchError, endless
 from services.bench.measure import Progress, report, table
 from services.bench.processes import ONE_THREAD
+from services.options import number
 from workloads.tasks import applications
 
 APPLICATIONS = ("digits-cnn", "char-lm")
@@ -77,7 +78,14 @@ class Use(NamedTuple):
 
 
 def command(
-    seconds: Annotated[float, typer.Option(min=0.2, max=600, help="How long each group is measured.")] = 4.0,
+    seconds: Annotated[
+        float,
+        typer.Option(
+            parser=number(0.2, 600.0, "0.2 to 600 seconds"),
+            metavar="S",
+            help="How long each group is measured.",
+        ),
+    ] = 4.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Share of a core that paced replicas use, over the speed of their slots."""

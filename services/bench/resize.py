@@ -11,6 +11,7 @@ import os
 import statistics
 import subprocess
 import time
+from tempfile import TemporaryDirectory
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +22,7 @@ from common.types import ApplicationSpec, batch_config
 from services.bench.cluster import BenchError, Cluster, endless
 from services.bench.measure import Progress, report, summary, table
 from services.bench.processes import ONE_THREAD, python
+from services.options import whole
 from services.stack import ROOT
 from workloads.tasks import applications
 
@@ -36,7 +38,9 @@ TORCHRUN_S = 300.0
 
 
 def command(
-    rounds: Annotated[int, typer.Option(min=1, max=1000, help="Times 1 -> 2 -> 4 -> 2 -> 1.")] = 20,
+    rounds: Annotated[
+        int, typer.Option(parser=whole(1, 1000), metavar="N", help="Times 1 -> 2 -> 4 -> 2 -> 1.")
+    ] = 20,
     app: Annotated[str, typer.Option(metavar="NAME", help="Application of the job.")] = "digits-cnn",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -146,15 +150,18 @@ class ResizedJob:
 def torchrun_s(application: ApplicationSpec) -> float:
     """Seconds from the start of `torchrun` to the end of the job's first step on all its processes."""
     start_s = time.monotonic()
-    with python(
-        *("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={TORCHRUN_PROCESSES}"),
-        *("-m", "workloads.trainer.baselines", application.name),
-        *("--one-step", str(application.max_batch_size)),
-        environment=os.environ | ONE_THREAD,
-        cwd=ROOT,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    ) as process:
+    with (
+        TemporaryDirectory(prefix="coadapt-bench-") as folder,  # torchrun itself removes nothing
+        python(
+            *("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={TORCHRUN_PROCESSES}"),
+            *("-m", "workloads.trainer.baselines", application.name),
+            *("--one-step", str(application.max_batch_size)),
+            environment=os.environ | ONE_THREAD | {"TMPDIR": folder},
+            cwd=ROOT,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        ) as process,
+    ):
         try:
             output, errors = process.communicate(timeout=TORCHRUN_S)
         except subprocess.TimeoutExpired as error:

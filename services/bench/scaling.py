@@ -23,6 +23,7 @@ from common.lifecycle import signals_raise
 from common.types import ApplicationSpec
 from services.bench.cluster import BenchError
 from services.bench.measure import Progress, report, table
+from services.options import whole
 from workloads.tasks import applications
 
 if TYPE_CHECKING:
@@ -38,7 +39,9 @@ MAX_PROCESSES = 2
 
 def command(
     app: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Application; all if none.")] = None,
-    seeds: Annotated[int, typer.Option(min=1, max=1000, help="Seeds of each case: 0, 1, ...")] = 3,
+    seeds: Annotated[
+        int, typer.Option(parser=whole(1, 1000), metavar="N", help="Seeds of each case: 0, 1, ...")
+    ] = 3,
     multiples: Annotated[str, typer.Option(metavar="S,...", help="Total batches, over M0.")] = "1,4,8,16",
     rules: Annotated[str, typer.Option(metavar="RULE,...", help="Of scaling.")] = ",".join(RULES),
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,

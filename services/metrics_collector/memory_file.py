@@ -1,12 +1,13 @@
 """The memory across jobs on disk: one JSON file, by default `memory.json` in the folder of the runs.
 
 It is replaced as a whole (a temporary file, fsync, rename), so it is never half written; of two collectors
-that share one, the last one to write wins. A file that cannot be used is renamed to `broken-...` and the
-memory starts empty.
+that share one, the last one to write wins. A file that cannot be used is renamed to `broken-memory.json`, or
+`broken-2-memory.json` and so on where that is there already, and the memory starts empty.
 """
 
 import contextlib
 import os
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -27,16 +28,19 @@ def load_memory(path: Path) -> Memory:
     except FileNotFoundError:
         return Memory()
     except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
-        aside = path.with_name(f"broken-{path.name}")
         try:
-            path.replace(aside)
-            where = str(aside)
+            where = str(path.replace(_free_name(path)))
         except OSError as failure:
             where = f"where it is: {failure.strerror}"
         log.warning(
             "the memory cannot be used and starts empty", file=str(path), error=str(error), left=where
         )
         return Memory()
+
+
+def _free_name(path: Path) -> Path:
+    names = (f"broken-{number}-{path.name}" if number > 1 else f"broken-{path.name}" for number in count(1))
+    return next(aside for aside in map(path.with_name, names) if not os.path.lexists(aside))
 
 
 def save_memory(path: Path, memory: Memory) -> None:

@@ -1,12 +1,15 @@
 """From a case to its result: policy, world and workload are made, and simulated."""
 
+import fcntl
 import gc
+import hashlib
 import os
 import re
+import shutil
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from functools import lru_cache
+from contextlib import ExitStack, contextmanager
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,8 @@ from workloads.tables import read_table
 from workloads.traces import Workload
 
 WORLDS = ("osdi21", "synthetic")
+LOCK_FILE = ".simulate.lock"
+"""In a folder of runs; a byte of it is locked for each run that is being written there."""
 
 
 class Case(Struct, frozen=True):
@@ -52,7 +57,8 @@ class Case(Struct, frozen=True):
 
     @property
     def run_id(self) -> str:
-        return re.sub(r"[^A-Za-z0-9_.-]+", "-", f"{self.label}-{self.policy}-{self.seed}")
+        """Never the name of a hidden folder."""
+        return re.sub(r"^\.|[^A-Za-z0-9_.-]+", "-", f"{self.label}-{self.policy}-{self.seed}")
 
 
 def check(cases: Sequence[Case]) -> None:
@@ -67,12 +73,46 @@ def check(cases: Sequence[Case]) -> None:
         if case.run_id in run_ids:
             raise UserError(f"{case.run_id}: two runs would have this name; rename a workload file")
         run_ids.add(case.run_id)
-        if case.out is not None and os.path.exists(case.out / case.run_id):
-            raise UserError(f"--out {case.out}: {case.run_id} is there already")
+
+
+@contextmanager
+def claimed(out: Path | None, run_ids: Sequence[str]) -> Iterator[None]:
+    """Within the block the runs of these names are this process's to write in `out`, all of them; what it has
+    not completed at the end is removed, and so is what a killed process had left of them.
+
+    Raises UserError where a run is there already, or another process has claimed it."""
+    if out is None:
+        yield
+        return
+    with ExitStack() as claims:
+        try:
+            out.mkdir(parents=True, exist_ok=True)
+            # The system unlocks what a process held, however it ended: no claim outlives its owner.
+            lock = claims.enter_context((out / LOCK_FILE).open("wb"))
+            for run_id in sorted(run_ids):  # in one order, else two commands could each keep the other out
+                byte = int.from_bytes(hashlib.blake2b(run_id.encode(), digest_size=7).digest())
+                try:
+                    fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, byte)
+                except BlockingIOError as error:
+                    raise UserError(f"--out {out}: {run_id} is being written by another command") from error
+                if os.path.lexists(out / run_id):
+                    raise UserError(f"--out {out}: {run_id} is there already")
+                remove = partial(shutil.rmtree, _drafts(out, run_id), ignore_errors=True)
+                remove()
+                claims.callback(remove)
+        except OSError as error:
+            raise UserError(f"--out {out}: cannot be written: {error.strerror}") from error
+        yield
+
+
+def _drafts(out: Path, run_id: str) -> Path:
+    """Where a run is written until it is complete: hidden, and nothing that `summarize` takes for a run."""
+    return out / f".{run_id}"
 
 
 def simulate(case: Case) -> Result:
-    """Raises UserError for what the user of the case got wrong."""
+    """With `out`, to be called while the run is claimed. Raises UserError for what the user of the case got
+    wrong."""
     wall_s, cpu_s = time.perf_counter(), time.process_time()
     policy = _policy(case)
     world = make_world(case, policy)
@@ -175,26 +215,23 @@ def _traces(given: Path | None) -> Path:
 
 @contextmanager
 def _log(case: Case) -> Iterator[Log | None]:
-    """Where the events of the run go. A run that is there already is never written to."""
+    """Where the events of the run go. Its folder appears at the end, when all of them are in it."""
     if case.out is None:
         yield None
         return
-    run_dir = case.out / case.run_id
+    # A draft for each process: one that outlived a killed command cannot touch that of the next command.
+    draft = _drafts(case.out, case.run_id) / str(os.getpid())
     try:
-        run_dir.mkdir(parents=True)
-        writer = EventLogWriter(run_dir)
-    except FileExistsError as error:
-        raise UserError(f"--out {case.out}: {case.run_id} is there already") from error
+        writer = EventLogWriter(draft)
+        try:
+            yield writer.append
+        finally:
+            writer.close()
+        draft.rename(case.out / case.run_id)
     except OSError as error:
         raise UserError(f"--out {case.out}: cannot be written: {error.strerror}") from error
     except EventLogError as error:
         raise UserError(f"--out {case.out}: {error}") from error
-    try:
-        yield writer.append
-    except OSError as error:
-        raise UserError(f"--out {case.out}: cannot be written: {error.strerror}") from error
-    finally:
-        writer.close()
 
 
 def every_policy(given: Sequence[str]) -> list[str]:

@@ -1,14 +1,16 @@
 """`coadapt simulate`: its options, and how its results are shown."""
 
-import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
+from services.options import number as _number
+from services.options import whole as _whole
 
 if TYPE_CHECKING:
     from services.simulator.cases import Case
@@ -23,30 +25,10 @@ MIN_ROUND_S, MAX_SECONDS = 0.01, 1e6
 MAX_INTERFERENCE = 0.99
 
 
-def _whole(low: int, high: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = low - 1
-        if not low <= value <= high:
-            raise typer.BadParameter(f"{text!r}: allowed: whole numbers from {low} to {high}")
-        return value
-
-    return parse
-
-
-def _number(low: float, high: float, allowed: str) -> Callable[[str], float]:
-    def parse(text: str) -> float:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        if not low <= value <= high:
-            raise typer.BadParameter(f"{text!r}: allowed: {allowed}")
-        return value
-
-    return parse
+def _path(text: str) -> Path:
+    if not text:
+        raise typer.BadParameter("'': allowed: a path")
+    return Path(text)
 
 
 def simulate(
@@ -58,6 +40,7 @@ def simulate(
         list[Path] | None,
         typer.Option(
             "--workload",
+            parser=_path,
             metavar="FILE",
             help="Workload (CSV), or a folder of them; several: give the option again.",
         ),
@@ -74,7 +57,9 @@ def simulate(
     world: Annotated[str, typer.Option(metavar="NAME", help="osdi21 or synthetic.")] = "osdi21",
     traces: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="For osdi21: the artifact's folder, which holds traces/."),
+        typer.Option(
+            parser=_path, metavar="DIR", help="For osdi21: the artifact's folder, which holds traces/."
+        ),
     ] = None,
     nodes: Annotated[
         int, typer.Option(parser=_whole(1, MAX_NODES), metavar="N", help="Nodes of the cluster.")
@@ -116,7 +101,11 @@ def simulate(
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keep the event log of every run in a folder of its own in DIR."),
+        typer.Option(
+            parser=_path,
+            metavar="DIR",
+            help="Keep the event log of every run in a folder of its own in DIR.",
+        ),
     ] = None,
     processes: Annotated[
         int | None,
@@ -143,14 +132,15 @@ def simulate(
 
     Every workload is run with every policy and every seed; runs go to several processes.
 
-    Exit 1 when a job failed, a policy gave no valid decision, or a run was given up because its jobs would
-    never end."""
+    Exit 1 when a job failed, no job of a run could run, a policy gave no valid decision, or a run was given
+    up because its jobs would never end. A run that is interrupted leaves no folder."""
     # A round's matrices are tiny: threads of numpy's would only wait for each other. Before it is loaded.
     for name in THREADS:
         os.environ.setdefault(name, "1")
     from msgspec.structs import replace
 
-    from services.simulator.cases import WORLDS, Case, check, every_policy, labels
+    from common.lifecycle import signals_raise
+    from services.simulator.cases import WORLDS, Case, check, claimed, every_policy, labels
 
     if world not in WORLDS:
         raise typer.BadParameter(f"--world {world!r}: allowed: {', '.join(WORLDS)}")
@@ -162,6 +152,8 @@ def simulate(
         raise typer.BadParameter(f"--interference {interference:g}: only with --world osdi21")
     if as_json and as_markdown:
         raise typer.BadParameter("--json or --markdown, not both")
+    if traces is not None and world != "osdi21":
+        raise typer.BadParameter(f"--traces {traces}: only with --world osdi21")
     if memory and world != "osdi21":
         raise typer.BadParameter("--memory: only with --world osdi21")
     named = labels(workloads) if workloads else {None: f"synthetic-{jobs}"}
@@ -188,7 +180,8 @@ def simulate(
         for seed in dict.fromkeys(seeds or [0])
     ]
     check(cases)
-    results = list(_run(cases, processes))
+    with signals_raise(), claimed(out, [case.run_id for case in cases]):
+        results = list(_run(cases, processes))
     if len(results) == 1:  # then the figures are those of the whole command
         results = [replace(results[0], wall_s=time.time() - _started_s(), cpu_s=time.process_time())]
     if as_json:
@@ -203,7 +196,7 @@ def simulate(
     else:
         _show(results)
         _show_ends(results)
-    return int(any(result.failed or result.undecided or result.stalled for result in results))
+    return int(any(result.failed or result.undecided or result.stalled or result.idle for result in results))
 
 
 def _started_s() -> float:
@@ -298,7 +291,7 @@ def _show_ends(results: "Sequence[Result]") -> None:
         for what, jobs in (("refused", result.refused), ("failed", result.failed)):
             for job_id, reason in jobs.items():
                 print(f"{result.run_id}: {job_id} {what}: {reason}")
-        for problem in (result.undecided, result.stalled):
+        for problem in (result.undecided, result.stalled, result.idle):
             if problem:
                 print(f"{result.run_id}: {problem}")
 

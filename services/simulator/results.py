@@ -57,6 +57,8 @@ class Result(Struct, frozen=True):
     """In how many rounds the policy gave no valid decision, and why in the first of them; empty: in none."""
     stalled: str
     """Why the run was given up with jobs under way; empty: it was not."""
+    idle: str
+    """Says that no job ran, each having been refused; empty: one did."""
     wall_s: float
     cpu_s: float
 
@@ -108,6 +110,7 @@ def summed_up(
         failed={job.spec.id: job.reason for job in ended if job.state is JobState.FAILED},
         undecided=_undecided(run),
         stalled=run.stalled,
+        idle=_idle(run),
         wall_s=wall_s,
         cpu_s=cpu_s,
     )
@@ -126,6 +129,12 @@ def _undecided(run: Run) -> str:
     if not run.undecided:
         return ""
     return f"{len(run.undecided)} of {run.state.rounds} rounds without a decision: {run.undecided[0]}"
+
+
+def _idle(run: Run) -> str:
+    if run.state.ended or run.state.jobs:
+        return ""
+    return f"no job ran: {len(run.refused)} of {len(run.refused)} refused"
 
 
 def _makespan_s(state: State) -> float | None:

@@ -12,10 +12,11 @@ from msgspec.structs import replace
 
 from analysis.summarize import main
 from common.eventlog import encode_line
-from common.protocol import JobFailed, JobSubmitted, TrainingSample
+from common.protocol import JobCancelled, JobFailed, JobSubmitted, RunEnded, TrainingSample
 from tests.analysis.logs import (
     RUN_ID,
     Happening,
+    add,
     changed,
     good_run,
     only,
@@ -223,6 +224,19 @@ def test_an_unfinished_run_is_clean_and_says_where_its_jobs_are(tmp_path, capsys
     assert main([str(tmp_path)]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["a", "running"] in [[words[0], words[-1]] for words in lines if words]
+
+
+def test_a_job_under_way_when_the_stack_was_stopped_is_shown_as_stopped(tmp_path, capsys):
+    """And as what it is where the run goes on after that."""
+    told = without(good_run(), only(good_run(), JobCancelled, "b"))
+    told = swap(told, changed("b", "running", "cancelled"), changed("b", "running", "pending"))
+    told = swap(told, RunEnded(reason="stopped"), RunEnded(reason="stopped", active=("b",)))
+    going_on = add(told, "scheduler", 128.0, told[0].event)
+    for happenings, end in ((told, "stopped"), (going_on, "pending")):
+        save(written(happenings), tmp_path / "run")
+        main([str(tmp_path)])
+        lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert ["b", end] in [[words[0], words[-1]] for words in lines if words]
 
 
 def test_numbers_that_no_arithmetic_holds_are_reported(tmp_path, capfdbinary):

@@ -20,6 +20,7 @@ from common.lifecycle import (
     UserError,
     close_in_order,
     service_main,
+    signals_raise,
 )
 
 
@@ -240,3 +241,45 @@ class TestLog:
     def test_nothing_is_loaded_for_a_log_that_stays_empty(self):
         done = run_service('lambda config, stop: int("structlog" in sys.modules)')
         assert done.returncode == 0
+
+
+def test_a_signal_that_comes_twice_ends_a_block_once_so_that_it_can_take_down_what_it_started():
+    taken_down = []
+
+    def block():
+        with signals_raise():
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            finally:
+                signal.raise_signal(signal.SIGTERM)
+                signal.raise_signal(signal.SIGHUP)
+                taken_down.append(True)
+
+    with pytest.raises(SystemExit) as exited:
+        block()
+    assert exited.value.code == 128 + signal.SIGTERM
+    assert taken_down
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_a_signal_ends_a_block_through_code_that_takes_an_exit_for_a_mistake():
+    def block():
+        with signals_raise():
+            try:
+                signal.raise_signal(signal.SIGTERM)
+            except (Exception, SystemExit):
+                pytest.fail("taken for a mistake")
+
+    with pytest.raises(SystemExit) as exited:
+        block()
+    assert exited.value.code == 128 + signal.SIGTERM
+
+
+def test_a_hangup_that_the_process_ignores_ends_no_block():
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with signals_raise():
+            signal.raise_signal(signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, former)

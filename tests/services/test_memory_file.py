@@ -50,6 +50,18 @@ def test_a_file_that_cannot_be_used_is_reported_and_left_aside(
     assert "starts empty" in told.out + told.err
 
 
+def test_of_several_broken_files_each_is_kept_and_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number, name in enumerate(["broken-memory.json", "broken-2-memory.json", "broken-3-memory.json"]):
+        (tmp_path / "memory.json").write_text(f"broken {number}")
+        load_memory(tmp_path / "memory.json")
+        told = capsys.readouterr()
+        assert str(tmp_path / name) in told.out + told.err
+        assert (tmp_path / name).read_text() == f"broken {number}"
+    assert len(list(tmp_path.iterdir())) == 3
+
+
 def test_a_place_that_cannot_be_written_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

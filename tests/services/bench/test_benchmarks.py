@@ -8,6 +8,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import psutil
@@ -22,19 +23,39 @@ MARK = "MARK_OF_A_BENCHMARK"
 STARTED = {"overhead": 4, "pacing": 3}
 """Processes, when it is in the middle of its start: with logger and agents; with resource tracker and
 forkserver."""
+RANGES = {
+    ("resize", "--rounds"): "whole numbers from 1 to 1000",
+    ("overhead", "--pairs"): "whole numbers from 1 to 1000",
+    ("overhead", "--seconds"): "0.05 to 3600 seconds",
+    ("pacing", "--seconds"): "0.2 to 600 seconds",
+    ("scaling", "--seeds"): "whole numbers from 1 to 1000",
+    ("decision", "--jobs"): "whole numbers from 1 to 100000",
+    ("decision", "--nodes"): "whole numbers from 1 to 16384",
+    ("decision", "--slots"): "whole numbers from 1 to 64",
+    ("decision", "--rounds"): "whole numbers from 1 to 10000",
+    ("decision", "--seed"): "whole numbers from 0 to 2147483647",
+}
 
 pytestmark = pytest.mark.timeout(180)
 
 
 @pytest.fixture
 def environment() -> Iterator[dict[str, str]]:
-    """Of a benchmark that has to end everything which it starts."""
-    marked = os.environ | {MARK: uuid.uuid4().hex, "OMP_NUM_THREADS": "1"}
-    yield marked
-    left = processes(marked)
-    for process in left:
-        process.kill()
-    assert not left
+    """Of a benchmark that has to end everything which it starts, and to leave no files."""
+    with TemporaryDirectory(prefix="b-") as folder:  # short, as the addresses of sockets in it have to be
+        own = {
+            MARK: uuid.uuid4().hex,
+            "OMP_NUM_THREADS": "1",
+            "TMPDIR": folder,
+            "COADAPT_TRAINER_SAMPLE_EVERY_S": "0.1",
+        }
+        marked = os.environ | own
+        yield marked
+        left = processes(marked)
+        for process in left:
+            process.kill()
+        assert not left
+        assert os.listdir(folder) == []
 
 
 def processes(environment: dict[str, str]) -> list[psutil.Process]:
@@ -63,8 +84,9 @@ def bench(
     """The result of a benchmark that is run in this process."""
 
     def run(*arguments: str) -> dict[str, Any]:
-        for name in (MARK, "OMP_NUM_THREADS"):
-            monkeypatch.setenv(name, environment[name])
+        for name, value in environment.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr("tempfile.tempdir", environment["TMPDIR"])
         monkeypatch.setattr("sys.argv", ["coadapt", "bench", *arguments, "--json"])
         with pytest.raises(SystemExit) as ended:
             main()
@@ -98,6 +120,9 @@ def test_resize_measures_every_change_and_a_restart_by_torchrun(
 def test_overhead_compares_the_trainer_with_a_loop_of_as_many_ranks(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """On one node: every one of them has to import torch."""
+    monkeypatch.setattr(overhead, "NODES", ("a",))
+    monkeypatch.setattr(overhead, "SLOTS", 2)
     assert overhead.CASES == {"one_replica": (1, 128), "one_replica_m0": (1, 16), "ddp": (2, 128)}
     monkeypatch.setattr(overhead, "CASES", {"ddp": (2, 128)})
     found = bench("overhead", "--pairs", "1", "--seconds", "0.2")
@@ -139,6 +164,18 @@ def test_a_benchmark_interrupted_at_a_terminal_ends_with_130_and_leaves_nothing(
             "coadapt: Invalid value: --app 'x': allowed: digits-cnn, mnist1d-conv, char-lm, matfac\n",
         ),
         (["x"], "coadapt: Invalid value: 'x': allowed: resize, overhead"),
+        (
+            ["decision", "--jobs", "0"],
+            "coadapt: Invalid value for '--jobs': '0': allowed: whole numbers from 1 to 100000\n",
+        ),
+        *(
+            (
+                [name, option, value],
+                f"coadapt: Invalid value for '{option}': '{value}': allowed: {allowed}\n",
+            )
+            for (name, option), allowed in RANGES.items()
+            for value in ("-1", "x", "nan", "inf", "9" * 26)
+        ),
     ],
 )
 def test_what_is_not_known_is_refused_with_what_is_allowed(

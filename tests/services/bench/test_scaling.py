@@ -113,8 +113,8 @@ def test_a_run_whose_gradient_stays_not_finite_has_diverged(
 
 @pytest.mark.timeout(180)
 def test_progress_to_the_target_does_not_depend_on_the_batch_size() -> None:
-    """Of matfac, a third of the way, at M0 and at its largest batch."""
-    result = measure(["matfac"], [0], [16], ["adascale"], targets={"matfac": 1.1})
+    """Of matfac, a quarter of the way, at M0 and at its largest batch."""
+    result = measure(["matfac"], [0], [16], ["adascale"], targets={"matfac": 1.2})
     largest = row(result, "adascale", 16)
     assert largest["batch"] == applications()["matfac"].max_batch_size
     assert largest["progress_ratio"] == pytest.approx(1.0, abs=0.2)
@@ -127,7 +127,7 @@ def test_progress_to_the_target_does_not_depend_on_the_batch_size() -> None:
         (["--rules", "adascale,best"], "--rules 'best': allowed: adascale, linear, none"),
         (["--multiples", "1,0"], "--multiples '1,0': allowed: whole numbers from 1 to 1024"),
         (["--multiples", "x"], "--multiples 'x': allowed: whole numbers"),
-        (["--seeds", "0"], "seeds"),
+        (["--seeds", "0"], "'--seeds': '0': allowed: whole numbers from 1 to 1000"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(

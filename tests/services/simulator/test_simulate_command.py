@@ -1,16 +1,23 @@
 """`coadapt simulate`: what it prints, what it keeps, and what it refuses."""
 
 import json
+import resource
+import signal
+import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
+import psutil
 import pytest
 
 from analysis.summarize import main as summarize
 from services import cli
+from services.simulator.cases import LOCK_FILE
 from services.simulator.cli import THREADS
 
 TABLE = "name,time,application,num_replicas,batch_size\na,0,small,1,128\nb,30,small,2,256\n"
+PATIENCE_S = 30.0
 FIGURES = {"mean_jct_s", "p99_jct_s", "makespan_s", "jcts_s", "rounds", "decision_ms", "wall_s", "cpu_s"}
 
 
@@ -84,8 +91,99 @@ def test_a_run_that_is_there_is_never_written_to(simulate, table: Path, tmp_path
     assert (tmp_path / "out" / "jobs-fixed-0" / "events.jsonl").read_bytes() == before
 
 
+def test_a_command_keeps_others_from_its_runs_and_a_signal_ends_its_processes_and_what_is_not_complete(
+    simulate, table: Path, tmp_path: Path, capsys
+) -> None:
+    long = tmp_path / "long.csv"
+    rows = (f"j{number},0,large,4,512\n" for number in range(3000))
+    long.write_text("".join([TABLE.splitlines(keepends=True)[0], *rows]))
+    out = tmp_path / "out"
+    arguments = ["--workload", table, "--workload", long, "--policy", "pollux", "--world", "synthetic"]
+    arguments += ["-j", "2", "--out", out]
+    command = [
+        sys.executable,
+        "-c",
+        "from services.cli import main; main()",
+        "simulate",
+        *map(str, arguments),
+    ]
+    processes: list[psutil.Process] = []
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as owner:
+        try:
+            assert owner.stderr is not None
+            assert owner.stderr.readline().startswith("1/2 jobs-pollux-0: ")
+            processes += psutil.Process(owner.pid).children(recursive=True)
+            assert len(processes) >= 2
+            code, _, err = simulate(*arguments)
+            assert (code, err.splitlines()[1:]) == (2, [])
+            assert "jobs-pollux-0 is being written by another command" in err
+            owner.send_signal(signal.SIGTERM)
+            assert owner.wait(timeout=PATIENCE_S) == 128 + signal.SIGTERM
+            _, left = psutil.wait_procs(processes, timeout=PATIENCE_S)
+            assert left == []
+        finally:
+            owner.kill()
+            for process in processes:
+                with suppress(psutil.NoSuchProcess):
+                    process.kill()
+    assert {path.name for path in out.iterdir()} == {LOCK_FILE, "jobs-pollux-0"}
+    assert summarize([str(out), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)) == 1
+
+
+def test_a_run_that_cannot_be_written_leaves_nothing_and_can_be_run_again(
+    simulate, table: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    arguments = ("--workload", table, "--policy", "fixed", "--world", "synthetic", "--out", out)
+    former = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, former[1]))  # as a disk that is full soon
+    try:
+        code, _, err = simulate(*arguments)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, former)
+    assert code == 2
+    assert "cannot be written: File too large" in err
+    assert [path.name for path in out.iterdir()] == [LOCK_FILE]
+    assert simulate(*arguments)[0] == 0
+
+
+def test_what_a_killed_command_left_is_no_run_and_goes_with_the_next_one(
+    simulate, table: Path, tmp_path: Path, capsys
+) -> None:
+    out = tmp_path / "out"
+    arguments = ("--workload", table, "--policy", "fixed", "--world", "synthetic", "--out")
+    assert simulate(*arguments, tmp_path / "whole")[0] == 0
+    log = (tmp_path / "whole" / "jobs-fixed-0" / "events.jsonl").read_bytes()
+    left = out / ".jobs-fixed-0" / "7" / "events.jsonl"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(log[: len(log) // 2])
+    assert summarize([str(out)]) == 2
+    assert "no run in it" in capsys.readouterr().err
+    assert simulate(*arguments, out)[0] == 0
+    assert {path.name for path in out.iterdir()} == {LOCK_FILE, "jobs-fixed-0"}
+    assert (out / "jobs-fixed-0" / "events.jsonl").read_bytes() == log
+
+
+def test_no_run_has_the_name_of_a_hidden_folder(simulate, table: Path, tmp_path: Path) -> None:
+    hidden = table.rename(table.with_name(".jobs.csv"))
+    arguments = ("--workload", hidden, "--policy", "fixed", "--world", "synthetic", "--json")
+    assert json.loads(simulate(*arguments)[1])["run_id"] == "-jobs-fixed-0"
+
+
+def test_a_run_in_which_every_job_is_refused_says_so_and_fails(simulate, table: Path) -> None:
+    arguments = ("--workload", table, "--policy", "fixed", "--world", "synthetic", "--nodes", 1, "--slots", 1)
+    table.write_text(TABLE.splitlines(keepends=True)[0] + "a,0,small,64,4096\nb,0,small,2,256\n")
+    code, out, _ = simulate(*arguments)
+    assert code == 1
+    assert "jobs-fixed-0: no job ran: 2 of 2 refused" in out
+    code, out, _ = simulate(*arguments, "--json")
+    assert code == 1
+    assert json.loads(out)["idle"]
+
+
 def test_an_impossible_job_is_told_and_the_others_are_simulated(simulate, table: Path) -> None:
-    table.write_text(TABLE + "c,10,small,64,4096\nd,10,small,0,128\ne,10,small,1,5\n")
+    table.write_text(TABLE + "c,10,small,64,4096\nd,10,small,1,5\n")
     code, out, _ = simulate(
         "--workload", table, "--policy", "fixed", "--world", "synthetic", "--nodes", 2, "--json"
     )
@@ -93,8 +191,7 @@ def test_an_impossible_job_is_told_and_the_others_are_simulated(simulate, table:
     result = json.loads(out)
     assert set(result["jcts_s"]) == {"a", "b"}
     assert "at most 8, the slots of the cluster" in result["refused"]["c"]
-    assert "replicas 0" in result["refused"]["d"]
-    assert "batch_size 5" in result["refused"]["e"]
+    assert "batch_size 5" in result["refused"]["d"]
 
 
 @pytest.mark.parametrize(
@@ -122,6 +219,9 @@ def test_an_impossible_job_is_told_and_the_others_are_simulated(simulate, table:
         ({"-j": "0"}, "'0': allowed: whole numbers from 1"),
         ({"--world": "osdi21"}, "--traces DIR: the world osdi21 needs it"),
         ({"--world": "osdi21", "--traces": "."}, "--traces .: no folder `traces` in it"),
+        ({"--traces": "."}, "--traces .: only with --world osdi21"),
+        ({"--out": ""}, "'--out': '': allowed: a path"),
+        ({"--workload": ""}, "'--workload': '': allowed: a path"),
         ({"--out": "/proc/nothing"}, "--out /proc/nothing: cannot be written"),
         ({"--out": "x" * 5000}, "--out xxx"),
     ],
@@ -144,7 +244,15 @@ def test_two_runs_of_one_name_are_refused_before_the_first(simulate, table: Path
 
 
 @pytest.mark.parametrize(
-    "row", ["x,nan,small,1,128", "a,0,small,1,128", "x,0,unknown,1,128", "x,0,small,1", "x,0,small,1,128,9"]
+    "row",
+    [
+        "x,nan,small,1,128",
+        "x,0,small,0,128",
+        "a,0,small,1,128",
+        "x,0,unknown,1,128",
+        "x,0,small,1",
+        "x,0,small,1,128,9",
+    ],
 )
 def test_a_broken_row_is_named_by_its_number(simulate, table: Path, row: str) -> None:
     table.write_text(TABLE + row + "\n")

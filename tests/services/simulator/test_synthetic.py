@@ -99,7 +99,6 @@ def test_an_impossible_job_is_refused_with_the_reason_and_the_rest_go_on(tmp_pat
     workload = table(
         tmp_path,
         "late,90000,small,1,128",
-        "none,0,small,0,128",
         "huge,0,large,17,512",
         "batch,0,small,1,5000",
         "thin,0,small,16,128",
@@ -108,7 +107,6 @@ def test_an_impossible_job_is_refused_with_the_reason_and_the_rest_go_on(tmp_pat
     )
     result = simulate(case("tiresias", workload=workload, jobs=0))
     assert sorted(result.jcts_s) == ["also", "fine", "late"]
-    assert result.refused["none"].startswith("replicas 0: allowed: 1 to")
     assert result.refused["huge"] == "replicas 17: allowed: at most 16, the slots of the cluster"
     assert result.refused["batch"] == "batch_size 5000: allowed: 128 to 4096"
     assert result.refused["thin"].startswith("batch_size 128: 16 replicas cannot share it")
