@@ -27,7 +27,7 @@ def python(
     try:
         yield process
     finally:
-        family = _family(process.pid)
+        family = _family(process.pid) if process.poll() is None else []
         try:
             process.terminate()
             process.wait(STOP_S)
