@@ -13,6 +13,7 @@ import typer
 from typer.exceptions import TyperException
 
 from services.bench.cli import app as bench
+from services.options import integer, number, real
 from services.simulator.cli import simulate
 
 if TYPE_CHECKING:
@@ -66,27 +67,6 @@ def main() -> None:
     sys.exit(code)
 
 
-def _integer(text: str) -> int:
-    try:
-        return int(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r}: allowed: whole numbers") from None
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r}: allowed: numbers") from None
-
-
-def _seconds(text: str) -> float:
-    seconds = _number(text)
-    if not seconds >= 0:
-        raise typer.BadParameter(f"{text!r}: allowed: seconds, 0 or more")
-    return seconds
-
-
 def _version(wanted: bool) -> None:
     if wanted:
         from common import __version__
@@ -120,23 +100,23 @@ def submit(
     ] = None,
     job_id: Annotated[str | None, typer.Option("--id", help="Id of the job.")] = None,
     seed: Annotated[
-        int | None, typer.Option(parser=_integer, metavar="N", help="Seed of its data, weights and order.")
+        int | None, typer.Option(parser=integer, metavar="N", help="Seed of its data, weights and order.")
     ] = None,
     target: Annotated[
-        float | None, typer.Option(parser=_number, metavar="X", help="Metric on held-out data that ends it.")
+        float | None, typer.Option(parser=real, metavar="X", help="Metric on held-out data that ends it.")
     ] = None,
     replicas: Annotated[
-        int | None, typer.Option(parser=_integer, metavar="N", help="Replicas to ask for.")
+        int | None, typer.Option(parser=integer, metavar="N", help="Replicas to ask for.")
     ] = None,
     batch_size: Annotated[
-        int | None, typer.Option(parser=_integer, metavar="N", help="Total batch size to ask for.")
+        int | None, typer.Option(parser=integer, metavar="N", help="Total batch size to ask for.")
     ] = None,
     max_replicas: Annotated[
-        int | None, typer.Option(parser=_integer, metavar="N", help="Most replicas a policy may give.")
+        int | None, typer.Option(parser=integer, metavar="N", help="Most replicas a policy may give.")
     ] = None,
     max_progress: Annotated[
         float | None,
-        typer.Option(parser=_number, metavar="X", help="Budget, in steps at the initial batch size."),
+        typer.Option(parser=real, metavar="X", help="Budget, in steps at the initial batch size."),
     ] = None,
     settings: Annotated[
         list[str] | None,
@@ -273,7 +253,10 @@ def run(
     timeout_s: Annotated[
         float | None,
         typer.Option(
-            "--timeout", parser=_seconds, metavar="S", help="Seconds after which jobs that go on have failed."
+            "--timeout",
+            parser=number(0.0, math.inf, "seconds, 0 or more"),
+            metavar="S",
+            help="Seconds after which jobs that go on have failed.",
         ),
     ] = None,
 ) -> int:

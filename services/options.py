@@ -6,6 +6,22 @@ from collections.abc import Callable
 import typer
 
 
+def integer(text: str) -> int:
+    """Any; what a job may ask for is judged with the rest of it."""
+    try:
+        return int(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r}: allowed: whole numbers") from None
+
+
+def real(text: str) -> float:
+    """Any, not a number included; what a job may ask for is judged with the rest of it."""
+    try:
+        return float(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r}: allowed: numbers") from None
+
+
 def whole(low: int, high: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         try:

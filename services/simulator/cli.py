@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.options import number as _number
-from services.options import whole as _whole
+from services.options import number, whole
 
 if TYPE_CHECKING:
     from services.simulator.cases import Case
@@ -49,7 +48,7 @@ def simulate(
         int | None,
         typer.Option(
             "--jobs",
-            parser=_whole(1, MAX_JOBS),
+            parser=whole(1, MAX_JOBS),
             metavar="N",
             help="In the synthetic world, instead of a workload: N jobs made up from the seed.",
         ),
@@ -62,16 +61,16 @@ def simulate(
         ),
     ] = None,
     nodes: Annotated[
-        int, typer.Option(parser=_whole(1, MAX_NODES), metavar="N", help="Nodes of the cluster.")
+        int, typer.Option(parser=whole(1, MAX_NODES), metavar="N", help="Nodes of the cluster.")
     ] = 16,
     slots: Annotated[
-        int, typer.Option(parser=_whole(1, MAX_SLOTS), metavar="M", help="Slots of each node.")
+        int, typer.Option(parser=whole(1, MAX_SLOTS), metavar="M", help="Slots of each node.")
     ] = 4,
     round_s: Annotated[
         float,
         typer.Option(
             "--round-s",
-            parser=_number(MIN_ROUND_S, MAX_SECONDS, f"{MIN_ROUND_S} to {MAX_SECONDS:.0f} seconds"),
+            parser=number(MIN_ROUND_S, MAX_SECONDS, f"{MIN_ROUND_S} to {MAX_SECONDS:.0f} seconds"),
             metavar="S",
             help="Between two rounds.",
         ),
@@ -79,7 +78,7 @@ def simulate(
     interference: Annotated[
         float,
         typer.Option(
-            parser=_number(0.0, MAX_INTERFERENCE, f"0 to {MAX_INTERFERENCE:g}"),
+            parser=number(0.0, MAX_INTERFERENCE, f"0 to {MAX_INTERFERENCE:g}"),
             metavar="F",
             help="Speed that jobs lose which span nodes and share one.",
         ),
@@ -87,14 +86,14 @@ def simulate(
     seeds: Annotated[
         list[int] | None,
         typer.Option(
-            "--seed", parser=_whole(0, MAX_SEED), metavar="N", help="Seed; several: give the option again."
+            "--seed", parser=whole(0, MAX_SEED), metavar="N", help="Seed; several: give the option again."
         ),
     ] = None,
     restart_s: Annotated[
         float | None,
         typer.Option(
             "--restart-s",
-            parser=_number(0.0, MAX_SECONDS, f"0 to {MAX_SECONDS:.0f} seconds"),
+            parser=number(0.0, MAX_SECONDS, f"0 to {MAX_SECONDS:.0f} seconds"),
             metavar="S",
             help="What a resize costs a job; without it, what the world says.",
         ),
@@ -110,7 +109,7 @@ def simulate(
     processes: Annotated[
         int | None,
         typer.Option(
-            "--jobs-parallel", "-j", parser=_whole(1, 1024), metavar="N", help="At most so many at once."
+            "--jobs-parallel", "-j", parser=whole(1, 1024), metavar="N", help="At most so many at once."
         ),
     ] = None,
     fairness: Annotated[
@@ -236,11 +235,9 @@ def _shown(results: "Iterator[Result]", count: int) -> "Iterator[Result]":
     if console.is_terminal:
         yield from track(results, "simulating", count, console=console)
         return
-    for number, result in enumerate(results, start=1):
+    for done, result in enumerate(results, start=1):
         jct = "none completed" if result.mean_jct_s is None else f"mean JCT {result.mean_jct_s:.1f} s"
-        print(
-            f"{number}/{count} {result.run_id}: {jct}, {result.cpu_s:.1f} CPU s", file=sys.stderr, flush=True
-        )
+        print(f"{done}/{count} {result.run_id}: {jct}, {result.cpu_s:.1f} CPU s", file=sys.stderr, flush=True)
         yield result
 
 
