@@ -73,6 +73,9 @@ class JobSpec(Struct, frozen=True):
     max_atomic_batch: int
     max_replicas: int
     """Upper bound of what a policy may give."""
+    accumulates_alone: bool = False
+    """Whether its trainer can tell its gradient noise from several passes a step only, so that one replica
+    above M0 has to accumulate. Ours can tell it from successive steps."""
     settings: dict[str, float] = {}
     """Overrides of the application's own numbers, such as its learning rate."""
 
@@ -140,11 +143,12 @@ def batch_config(total: int, replicas: int, spec: JobSpec) -> JobConfig:
     `max_atomic_batch` allows, and as near to `total` as whole examples a pass do, from above where that is
     allowed. Raises ValueError where no split is within the bounds."""
     totals = spec.min_batch_size, spec.max_batch_size
-    return _split(total, replicas, totals, (spec.min_atomic_batch, spec.max_atomic_batch))
+    return split_batch(total, replicas, totals, (spec.min_atomic_batch, spec.max_atomic_batch))
 
 
 @lru_cache(maxsize=10_000)
-def _split(total: int, replicas: int, totals: tuple[int, int], atomics: tuple[int, int]) -> JobConfig:
+def split_batch(total: int, replicas: int, totals: tuple[int, int], atomics: tuple[int, int]) -> JobConfig:
+    """`batch_config` with the bounds as pairs, lower and upper, of the total batch and of a pass."""
     fewest = max(math.ceil(total / (replicas * atomics[1])), 1)
     most = totals[1] // (replicas * atomics[0])
     for passes in (*range(fewest, most + 1), *range(min(fewest - 1, most), 0, -1)):

@@ -62,6 +62,7 @@ class JobFields(Struct, frozen=True):
     min_atomic_batch: int | None = None
     max_atomic_batch: int | None = None
     max_replicas: int | None = None
+    accumulates_alone: bool = False
     settings: dict[str, float] = msgspec.field(default_factory=dict)
 
 

@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.types import GradientStatistics, JobSpec, Struct, ThroughputParameters
+from common.types import GradientStatistics, JobConfig, JobSpec, Struct, ThroughputParameters, split_batch
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -34,6 +34,11 @@ class BatchBounds(Struct, frozen=True):
     """The largest total batch."""
     min_atomic: int
     max_atomic: int
+    only: int = 0
+    """The one total batch that there is to choose, split as `batch_config` does; 0: any within the bounds."""
+
+    accumulates_alone: bool = False
+    """Whether one replica above M0 has to accumulate at least once."""
 
     @staticmethod
     def of(spec: JobSpec) -> "BatchBounds":
@@ -42,6 +47,7 @@ class BatchBounds(Struct, frozen=True):
             maximum=spec.max_batch_size,
             min_atomic=spec.min_atomic_batch,
             max_atomic=spec.max_atomic_batch,
+            accumulates_alone=spec.accumulates_alone,
         )
 
     @property
@@ -155,8 +161,7 @@ def best_batch(
 ) -> BestBatch:
     """Maximise goodput over the batch (Pollux, eq. 13) on a geometric grid of total batch sizes.
 
-    The grid has GRID_POINTS points from max(M0, min_atomic x replicas) to the maximum. A single
-    replica above M0 accumulates at least once, so that its gradient variance can be measured.
+    The grid has GRID_POINTS points from max(M0, min_atomic x replicas) to the maximum.
     """
     nodes, replicas = np.broadcast_arrays(np.asarray(nodes), np.asarray(replicas))
     counts = tuple(replicas.ravel().tolist())
@@ -171,14 +176,14 @@ def best_batches(
     most: int,
 ) -> BestBatch:
     """`best_batch` of 1..most replicas on one node and, in the second row, across several: [2, most]."""
-    counts = _one_to(most) * 2
-    rates = _grid_throughput(bounds, parameters, (1,) * most + (2,) * most, counts)
+    nodes, counts = _both_ways(most)
+    rates = _grid_throughput(bounds, parameters, nodes, counts)
     return _choose(rates, statistics, _grid(bounds, counts), (2, most))
 
 
 @lru_cache(maxsize=256)
-def _one_to(most: int) -> tuple[int, ...]:
-    return tuple(range(1, most + 1))
+def _both_ways(most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    return (1,) * most + (2,) * most, (*range(1, most + 1), *range(1, most + 1))
 
 
 def _choose(
@@ -198,7 +203,7 @@ def _choose(
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """Batches to choose from: [counts of replicas, GRID_POINTS] each. `scale` is the total batch over M0."""
+    """Batches to choose from: [counts of replicas, batches] each. `scale` is the total batch over M0."""
 
     atomic: IntArray
     accumulation: IntArray
@@ -210,7 +215,7 @@ class Grid:
 def _grid_throughput(
     bounds: BatchBounds, parameters: ThroughputParameters, nodes: tuple[int, ...], replicas: tuple[int, ...]
 ) -> FloatArray:
-    """Examples a second, 0 where the batch is not allowed: [counts of replicas, GRID_POINTS]. Kept, since a
+    """Examples a second, 0 where the batch is not allowed: [counts of replicas, batches]. Kept, since a
     job's gradient statistics change all the time and its step times do not."""
     grid = _grid(bounds, replicas)
     where = np.array(nodes)[:, None], np.array(replicas)[:, None]
@@ -222,16 +227,34 @@ def _grid_throughput(
 @lru_cache(maxsize=256)
 def _grid(bounds: BatchBounds, replicas: tuple[int, ...]) -> Grid:
     count = np.array(replicas, dtype=np.int64)[:, None]
+    if bounds.only:
+        splits = [_only_split(bounds, n) for n in replicas]
+        atomic = np.array([[split.atomic_batch] for split in splits])
+        accumulation = np.array([[split.accumulation] for split in splits])
+        return _checked_grid(bounds, count, atomic, accumulation)
     smallest = np.maximum(bounds.initial, bounds.min_atomic * count)
     spread = np.linspace(0.0, 1.0, GRID_POINTS)
     total = smallest * (np.maximum(bounds.maximum, smallest) / smallest) ** spread
     local = total / count
     accumulation = np.ceil(local / bounds.max_atomic - 1e-8).astype(np.int64) - 1
-    alone_above_m0 = (count == 1) & (total > bounds.initial + 1e-8)
-    accumulation = np.where(alone_above_m0, np.maximum(accumulation, 1), accumulation)
+    if bounds.accumulates_alone:
+        alone_above_m0 = (count == 1) & (total > bounds.initial + 1e-8)
+        accumulation = np.where(alone_above_m0, np.maximum(accumulation, 1), accumulation)
     atomic = np.ceil(local / (accumulation + 1) - 1e-8).astype(np.int64)
     # Rounding up must not carry the total past the maximum; that done, it may be short of M0.
     atomic = np.minimum(atomic, bounds.maximum // (count * (accumulation + 1)))
+    return _checked_grid(bounds, count, atomic, accumulation)
+
+
+def _only_split(bounds: BatchBounds, replicas: int) -> JobConfig:
+    totals, atomics = (bounds.initial, bounds.maximum), (bounds.min_atomic, bounds.max_atomic)
+    try:
+        return split_batch(bounds.only, replicas, totals, atomics)
+    except ValueError:
+        return JobConfig(atomic_batch=0)
+
+
+def _checked_grid(bounds: BatchBounds, count: IntArray, atomic: IntArray, accumulation: IntArray) -> Grid:
     allowed = (bounds.min_atomic <= atomic) & (atomic <= bounds.max_atomic)
     batch = count * atomic * (accumulation + 1)
     allowed &= batch >= bounds.initial

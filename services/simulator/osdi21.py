@@ -8,9 +8,8 @@ training, by a throughput model fitted to its own exact step times. A job comple
 epochs; its metric is the number of them.
 """
 
-import csv
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -31,8 +30,10 @@ from common.types import (
     ProfilePoint,
     ThroughputParameters,
 )
+from services.simulator.errors import EXACT, Errors
 from services.simulator.fleet import Fleet, SimulatedJob
 from services.simulator.world import Happening
+from workloads.measured import StepTimes, read_columns, validation_files
 
 OPTIMIZERS: dict[str, Literal["sgd", "adam", "adamw"]] = {
     "bert": "adamw",
@@ -57,32 +58,42 @@ SAMPLES = 32
 """A job's samples divide its progress into at least about so many parts."""
 
 
+class _Times(StepTimes):
+    """Where a placement was not measured, as the artifact does: by the triangulation of all points."""
+
+    _triangulated: Callable[[list[list[int]]], FloatArray] | None = None
+
+    def elsewhere(self, placement: tuple[int, ...], atomic: int) -> tuple[float, ...]:
+        if self._triangulated is None:
+            from scipy.interpolate import LinearNDInterpolator
+
+            points = np.array(self.points)
+            self._triangulated = LinearNDInterpolator(points[:, :3], points[:, 3:])
+        nodes = min(len(placement), MAX_NODES)
+        times: list[float] = self._triangulated([[nodes, sum(placement), atomic]])[0].tolist()
+        return tuple(times)
+
+
 class Application:
     """What the traces say of one application. Times are seconds, progress is in steps at M0."""
 
     def __init__(self, folder: Path, name: str) -> None:
         """Raises UserError naming the file that is missing or broken."""
         self.epochs = EPOCHS[name]
-        placements = _read(folder / name / "placements.csv", "placement,local_bsz,step_time,sync_time")
-        scalability = _read(
-            folder / name / "scalability.csv", "num_nodes,num_replicas,local_bsz,step_time,sync_time"
-        )
-        files = {
-            int(batch): path
-            for path in (folder / name).glob("validation-*.csv")
-            if (batch := path.stem.removeprefix("validation-")).isdecimal()
-        }
-        if not files:
-            raise UserError(f"{folder / name}: no validation-<batch>.csv in it")
-        self.batches = sorted(files)
-        rows = [_read(files[b], "progress,iteration,grad_sqr,grad_var")[: self.epochs] for b in self.batches]
+        self._times = _Times(folder / name)
+        files = validation_files(folder / name)
+        self.batches = list(files)
+        rows = [
+            read_columns(files[b], "progress,iteration,grad_sqr,grad_var")[: self.epochs]
+            for b in self.batches
+        ]
         if short := [b for b, epochs in zip(self.batches, rows, strict=True) if len(epochs) < self.epochs]:
             raise UserError(f"{files[short[0]]}: fewer than {self.epochs} rows, one an epoch")
         self._validation = np.array(rows)  # [batches, epochs, columns]
         self.progress = [0.0, *self._validation[:, :, 0].min(axis=0).tolist()]
         """At the end of so many epochs."""
         initial, largest = self.batches[0], self.batches[-1]
-        local = [int(row[1]) for row in placements]
+        local = self._times.local_sizes
         self.min_local, self.max_local = min(local), LARGEST_LOCAL.get(name, max(local))
         self.fixed_batch = FIXED_BATCH.get(name)
         self.max_replicas = 1 if self.fixed_batch else min(MAX_REPLICAS, largest // self.min_local)
@@ -103,49 +114,19 @@ class Application:
             evaluate_every=self.progress[1],
         )
         self.bounds = BatchBounds(
-            initial=initial, maximum=largest, min_atomic=self.min_local, max_atomic=self.max_local
+            initial=initial,
+            maximum=largest,
+            min_atomic=self.min_local,
+            max_atomic=self.max_local,
+            accumulates_alone=True,
         )
-        self._measured: dict[str, list[tuple[float, ...]]] = defaultdict(list)
-        groups: dict[tuple[int, int, int], list[tuple[float, ...]]] = defaultdict(list)
-        for placement, size, *times in placements:
-            digits = str(int(placement))
-            self._measured[digits].append((size, *times))
-            nodes = len(digits.replace("0", ""))
-            groups[nodes, sum(map(int, digits)), int(size)].append(tuple(times))
-        points = [(*key, *np.mean(groups[key], axis=0)) for key in sorted(groups)]
-        points += [tuple(row) for row in scalability]
-        self._points = np.array(points)
-        self._elsewhere: Callable[[list[list[int]]], FloatArray] | None = None
-        self._times: dict[tuple[tuple[int, ...], int], tuple[float, float]] = {}
         self._statistics: dict[tuple[int, int], GradientStatistics] = {}
         self._iterations: dict[tuple[int, int], float] = {}
 
     def times(self, placement: tuple[int, ...], atomic: int) -> tuple[float, float]:
         """Step and synchronisation time, with so many replicas on each node."""
-        known = self._times.get((placement, atomic))
-        if known is None:
-            known = self._times[placement, atomic] = self._interpolated(placement, atomic)
-        return known
-
-    def _interpolated(self, placement: tuple[int, ...], atomic: int) -> tuple[float, float]:
-        rotated = min(placement[i:] + placement[:i] for i in range(len(placement)))
-        rows = self._measured.get("".join(map(str, rotated)))
-        if rows:
-            sizes, *times_s = np.array(rows).T
-            step, sync = (float(np.interp(atomic, sizes, seconds)) for seconds in times_s)
-        else:
-            if self._elsewhere is None:
-                from scipy.interpolate import LinearNDInterpolator
-
-                self._elsewhere = LinearNDInterpolator(self._points[:, :3], self._points[:, 3:])
-            nodes = min(len(placement), MAX_NODES)
-            step, sync = self._elsewhere([[nodes, sum(placement), atomic]])[0].tolist()
-        if not step > sync > 0:
-            raise UserError(
-                f"{self.spec.name}: the traces say nothing of {sum(placement)} replicas on {len(placement)} "
-                f"nodes with {atomic} examples a pass"
-            )
-        return step, sync
+        step_s, sync_s, *_ = self._times.times(placement, atomic)
+        return step_s, sync_s
 
     def statistics(self, batch: int, epoch: int) -> GradientStatistics:
         known = self._statistics.get((batch, epoch))
@@ -189,21 +170,6 @@ def read_application(folder: Path, name: str) -> Application:
     return Application(folder, name)
 
 
-def _read(path: Path, columns: str) -> list[list[float]]:
-    """These columns of a file, as numbers. Raises UserError naming the file and the line."""
-    try:
-        with path.open(newline="") as file:
-            reader = csv.DictReader(file)
-            rows = [[float(row[column]) for column in columns.split(",")] for row in reader]
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    except (KeyError, TypeError, ValueError, csv.Error) as error:
-        raise UserError(f"{path}: line {reader.line_num}: needs numbers under {columns}") from error
-    if not rows or not np.all(np.isfinite(rows)) or np.min(rows) < 0:
-        raise UserError(f"{path}: needs rows of finite numbers, none below 0, under {columns}")
-    return rows
-
-
 # --------------------------------------------------------------------------- the world
 
 
@@ -223,6 +189,7 @@ class Osdi21World(Fleet[SimulatedJob]):
         slots: int = MAX_SLOTS,
         restart_s: float = RESTART_S,
         interference: float = 0.0,
+        errors: Errors = EXACT,
         memory: Memory | None = None,
     ) -> None:
         """Raises UserError where the traces are not there, or `slots` a node are more than they measured."""
@@ -231,7 +198,7 @@ class Osdi21World(Fleet[SimulatedJob]):
                 f"slots {slots}: allowed in osdi21: 1 to {MAX_SLOTS}, as the traces have measured"
             )
         self.traces = {name: read_application(traces, name) for name in EPOCHS}
-        super().__init__(restart_s, memory)
+        super().__init__(restart_s, memory, errors)
         self.applications = {name: application.spec for name, application in self.traces.items()}
         self.adapts, self.models = adapts, models or adapts
         self.slots, self.interference = slots, interference
@@ -244,7 +211,8 @@ class Osdi21World(Fleet[SimulatedJob]):
         return spec.application
 
     def complete(self, spec: JobSpec) -> JobSpec:
-        spec = structs.replace(spec, max_replicas=self.traces[spec.application].max_replicas)
+        most = self.traces[spec.application].max_replicas
+        spec = structs.replace(spec, max_replicas=most, accumulates_alone=True)
         self.jobs[spec.id] = SimulatedJob(spec)
         return spec
 

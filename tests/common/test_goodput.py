@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from common.goodput.model import (
     BatchBounds,
@@ -19,7 +20,7 @@ from common.goodput.model import (
     step_time,
     throughput,
 )
-from common.types import GradientStatistics, ThroughputParameters
+from common.types import GradientStatistics, JobConfig, ThroughputParameters, split_batch
 
 PARAMETERS = ThroughputParameters(
     alpha_c=0.02, beta_c=0.001, alpha_n=0.05, beta_n=0.004, alpha_r=0.01, beta_r=0.002, gamma=1.6
@@ -28,13 +29,18 @@ NOISY = GradientStatistics(sqr=1.0, var=20.0)
 BOUNDS = BatchBounds(initial=16, maximum=512, min_atomic=4, max_atomic=64)
 
 bounds = st.builds(
-    lambda initial, times, least, most: BatchBounds(
-        initial=initial, maximum=initial * times, min_atomic=least, max_atomic=least * most
+    lambda initial, times, least, most, alone: BatchBounds(
+        initial=initial,
+        maximum=initial * times,
+        min_atomic=least,
+        max_atomic=least * most,
+        accumulates_alone=alone,
     ),
     st.integers(4, 200),
     st.integers(1, 64),
     st.integers(1, 16),
     st.integers(1, 32),
+    st.booleans(),
 )
 statistics = st.builds(GradientStatistics, sqr=st.floats(1e-6, 1e3), var=st.floats(1e-6, 1e3))
 
@@ -100,21 +106,39 @@ def test_the_best_batch_is_within_all_bounds(
     assert limits.initial <= total <= limits.maximum
     assert limits.min_atomic <= int(best.atomic_batch) <= limits.max_atomic
     assert best.accumulation >= 0
-    if replicas == 1 and total > limits.initial:
+    if limits.accumulates_alone and replicas == 1 and total > limits.initial:
         assert best.accumulation >= 1
 
 
-@given(statistics, st.integers(1, 8))
-def test_the_best_batch_is_close_to_the_best_of_all_batches(
-    measured: GradientStatistics, replicas: int
+@given(bounds, statistics, st.data())
+def test_where_one_batch_is_all_there_is_it_is_split_as_requested_ones_are(
+    limits: BatchBounds, measured: GradientStatistics, data: st.DataObject
 ) -> None:
-    best = float(best_batch(BOUNDS, PARAMETERS, measured, 1, replicas).goodput)
+    only = data.draw(st.integers(limits.initial, limits.maximum))
+    replicas = np.arange(1, 13)
+    best = best_batch(structs.replace(limits, only=only), PARAMETERS, measured, 1, replicas)
+    totals, passes = (limits.initial, limits.maximum), (limits.min_atomic, limits.max_atomic)
+    for n, atomic, accumulation in zip(replicas, best.atomic_batch, best.accumulation, strict=True):
+        if atomic:
+            split = JobConfig(atomic_batch=int(atomic), accumulation=int(accumulation))
+            assert split == split_batch(only, int(n), totals, passes)
+        else:
+            with pytest.raises(ValueError, match="cannot share"):
+                split_batch(only, int(n), totals, passes)
+
+
+@given(statistics, st.integers(1, 8), st.booleans())
+def test_the_best_batch_is_close_to_the_best_of_all_batches(
+    measured: GradientStatistics, replicas: int, accumulates_alone: bool
+) -> None:
+    limits = structs.replace(BOUNDS, accumulates_alone=accumulates_alone)
+    best = float(best_batch(limits, PARAMETERS, measured, 1, replicas).goodput)
     every = [
         float(goodput(PARAMETERS, measured, BOUNDS.initial, 1, replicas, atomic, accumulation))
         for atomic in range(BOUNDS.min_atomic, BOUNDS.max_atomic + 1)
         for accumulation in range(8)
         if BOUNDS.initial <= replicas * atomic * (accumulation + 1) <= BOUNDS.maximum
-        and (replicas > 1 or accumulation > 0 or atomic == BOUNDS.initial)
+        and (not accumulates_alone or replicas > 1 or accumulation > 0 or atomic == BOUNDS.initial)
     ]
     assert 0.97 * max(every) <= best <= max(every) * (1 + 1e-9)
 

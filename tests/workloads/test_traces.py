@@ -114,6 +114,7 @@ def test_what_a_row_says_goes_before_the_defaults(tmp_path):
     assert row.at_s == 3.0
     assert msgspec.structs.astuple(row.spec) == (
         *("late", "digits", 5, 0.8, 100.0, 2, 64, 32, 128, 8, 32, 4),
+        False,
         {"learning_rate": 0.5},
     )
 
