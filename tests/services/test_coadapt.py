@@ -38,7 +38,7 @@ def models(given_view: ClusterView) -> list[JobModel]:
     slots = sum(node.slots for node in given_view.nodes)
     fair = math.ceil(slots / len(given_view.jobs))
     scale = len(given_view.nodes) / slots
-    return [JobModel(one, (), slots, fair, scale, statistical=True) for one in given_view.jobs]
+    return [JobModel(one, (), slots, fair, scale) for one in given_view.jobs]
 
 
 def this_round(now_s: float = 100.0, **lags_s: float) -> _Round:

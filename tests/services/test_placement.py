@@ -3,8 +3,10 @@
 import random
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from services.scheduler.policies.placement import Board, describe, number_nodes, to_allocation, to_row
+from services.scheduler.policies.placement import Board, Row, describe, number_nodes, to_allocation, to_row
 from tests.services.policy_views import at, nodes
 
 
@@ -51,6 +53,26 @@ def test_taking_and_giving_back_leaves_the_board_as_it_was() -> None:
         board.give_back(row)
     assert board.free == [3, 3, 3]
     assert board.spread_free == 9
+
+
+@given(st.integers(0, 2**32 - 1), st.booleans())
+def test_what_giving_back_would_free_is_known_without_giving_back(seed: int, avoid: bool) -> None:
+    rng = random.Random(seed)
+    board = Board([rng.randint(1, 4) for _ in range(rng.randint(1, 5))], one_spread_a_node=avoid)
+    taken: list[Row] = []
+    for _ in range(6):
+        row = board.pack(rng.randint(1, 6))
+        if row:
+            board.take(row)
+            taken.append(row)
+    given_back = rng.sample(taken, min(len(taken), 2))
+    numbers = range(len(board.free))
+    wanted: list[Row] = [tuple((n, rng.randint(1, 3)) for n in rng.sample(numbers, k)) for k in numbers]
+    without = board.without(given_back)
+    foretold = without.largest_free, without.spread_free, [without.fits(row) for row in wanted]
+    for row in given_back:
+        board.give_back(row)
+    assert foretold == (board.largest_free, board.spread_free, [board.fits(row) for row in wanted])
 
 
 def test_two_jobs_that_span_nodes_share_none_where_interference_is_avoided() -> None:

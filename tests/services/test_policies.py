@@ -11,13 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.goodput.model import goodput
-from common.types import GradientStatistics, JobConfig, replicas_of
+from common.types import GradientStatistics, JobConfig, batch_config, replicas_of
 from services.scheduler.decisions import check_decision
 from services.scheduler.policies import UnknownPolicy, make_policy, policy_names
 from services.scheduler.policies.dynamic import equal_shares
 from services.scheduler.policies.fixed import FixedPolicy
 from services.scheduler.policies.interface import ClusterView, Decision
-from services.scheduler.policies.pollux import GoodputPolicy, power_mean, restart_factor, utility
+from services.scheduler.policies.pollux import GoodputPolicy, JobModel, power_mean, restart_factor, utility
 from tests.services.policy_views import (
     CLEAN,
     FAST_NETWORK,
@@ -34,6 +34,8 @@ from tests.services.policy_views import (
 
 LIVE = ("fixed", "dynamic", "throughput", "pollux", "coadapt", "tiresias", "srtf")
 OWN = (*LIVE, "optimus")
+BATCH_ONLY, REPLICAS_ONLY = "pollux:adapt_replicas=false", "pollux:adapt_batch=false"
+ALL = (*OWN, BATCH_ONLY, REPLICAS_ONLY)
 SEEDS = st.integers(0, 2**32 - 1)
 
 
@@ -49,7 +51,7 @@ def counts(decision: Decision) -> dict[str, int]:
 # ------------------------------------------------------------------------------ all policies
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", ALL)
 @given(SEEDS)
 def test_every_decision_is_complete_and_within_capacity_and_bounds(name: str, seed: int) -> None:
     given_view = random_view(seed)
@@ -59,7 +61,7 @@ def test_every_decision_is_complete_and_within_capacity_and_bounds(name: str, se
     assert set(decision.configs) == {n for n, a in decision.allocations.items() if a}
 
 
-@pytest.mark.parametrize("name", ["fixed", "dynamic", "tiresias", "optimus"])
+@pytest.mark.parametrize("name", ["fixed", "dynamic", "tiresias", "optimus", BATCH_ONLY])
 @given(SEEDS)
 def test_between_arrivals_and_finishes_nothing_changes(name: str, seed: int) -> None:
     given_view = random_view(seed)
@@ -69,7 +71,7 @@ def test_between_arrivals_and_finishes_nothing_changes(name: str, seed: int) -> 
         assert allocation is first.allocations[job_id]
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", ALL)
 @given(SEEDS)
 def test_names_of_jobs_and_nodes_do_not_matter(name: str, seed: int) -> None:
     given_view = random_view(seed)
@@ -97,7 +99,7 @@ def test_names_of_jobs_and_nodes_do_not_matter(name: str, seed: int) -> None:
     assert one.bound == two.bound
 
 
-@pytest.mark.parametrize("name", OWN)
+@pytest.mark.parametrize("name", ALL)
 def test_an_empty_cluster_and_an_empty_queue_are_no_trouble(name: str) -> None:
     assert decide(name, view()).allocations == {}
     without = decide(name, ClusterView(now_s=0.0, nodes=(), jobs=(job("a"),), restart_penalty_s=1.0))
@@ -250,6 +252,15 @@ def test_statistics_that_are_not_trusted_never_raise_the_batch(statistics: Gradi
     assert decision.configs["a"].total_batch(counts(decision)["a"]) <= 40
 
 
+def test_a_job_that_keeps_replicas_with_no_best_batch_keeps_its_batch() -> None:
+    """Three replicas share a batch of 16 as 3 x 5 only where fewer than M0 are allowed."""
+    tight = {"min_batch_size": 16, "max_batch_size": 17, "batch_size": 16, "max_replicas": 3}
+    one = job("a", at((1, 3)), config=JobConfig(atomic_batch=5), profile=profile("a"), **tight)
+    model = JobModel(one, ((0, 3),), slots=3, fair=3, scale=1.0)
+    assert not model.knows(((0, 3),))
+    assert model.config(((0, 3),)) == JobConfig(atomic_batch=5)
+
+
 def test_a_batch_changes_only_when_it_pays() -> None:
     best = decide("pollux", view(job("a", profile=profile(), max_replicas=2)))
     config, allocation = best.configs["a"], best.allocations["a"]
@@ -364,6 +375,64 @@ def test_throughput_takes_a_larger_batch_than_is_good_for_training() -> None:
 def test_throughput_needs_no_gradient_statistics() -> None:
     decision = decide("throughput", view(job("a", profile=profile(statistics=None)), on=nodes(4)))
     assert decision.configs["a"].total_batch(counts(decision)["a"]) == 512
+
+
+# ------------------------------------------------------------------------------ one half of pollux
+
+
+@given(SEEDS)
+def test_batch_only_places_jobs_as_fixed_does(seed: int) -> None:
+    given_view = random_view(seed)
+    assert decide(BATCH_ONLY, given_view).allocations == decide("fixed", given_view).allocations
+
+
+def test_batch_only_trains_the_requested_replicas_with_their_best_batch() -> None:
+    jobs = (
+        job("noisy", at((1, 2)), profile=profile("noisy", statistics=NOISY)),
+        job("clean", at((1, 2)), profile=profile("clean", statistics=CLEAN)),
+        job("new", replicas=4),
+    )
+    decision = decide(BATCH_ONLY, view(*jobs))
+    assert counts(decision) == {"noisy": 2, "clean": 2, "new": 4}
+    batches = {name: config.total_batch(counts(decision)[name]) for name, config in decision.configs.items()}
+    assert batches["noisy"] > batches["clean"] >= 16
+    assert batches["new"] == 16
+    assert decision.reasons["new"].endswith("the requested replicas; its step times are not known yet")
+    alone = decide("pollux", view(jobs[0], on=nodes(2)))
+    assert decision.configs["noisy"] == alone.configs["noisy"]
+
+
+@given(SEEDS)
+def test_replicas_only_never_leaves_the_requested_batch(seed: int) -> None:
+    given_view = random_view(seed)
+    decision = decide(REPLICAS_ONLY, given_view)
+    for one in given_view.jobs:
+        if replicas := replicas_of(decision.allocations[one.spec.id]):
+            held = one.profile is None and one.config and replicas == replicas_of(one.allocation)
+            split = batch_config(one.spec.batch_size, replicas, one.spec)
+            assert held or decision.configs[one.spec.id] == split
+
+
+def test_replicas_only_gives_more_to_whom_more_are_worth_more() -> None:
+    """At a batch of 512 more replicas share the computing; at one of 16 they only wait for each other."""
+    large = job("large", at((1, 1)), batch_size=512, profile=profile("large"))
+    small = job("small", at((2, 1)), batch_size=16, profile=profile("small"))
+    given_counts = counts(decide(REPLICAS_ONLY, view(large, small)))
+    assert given_counts["large"] > given_counts["small"]
+
+
+def test_replicas_only_does_not_go_by_gradient_statistics() -> None:
+    """One batch has one efficiency, however many share it."""
+    rows = []
+    for statistics in (NOISY, CLEAN, None):
+        jobs = [job(n, profile=profile(n, statistics=statistics), batch_size=256) for n in "ab"]
+        rows.append(decide(REPLICAS_ONLY, view(*jobs)).allocations)
+    assert rows[0] == rows[1] == rows[2]
+
+
+def test_an_ablation_of_both_halves_is_refused() -> None:
+    with pytest.raises(UnknownPolicy, match="needs adapt_batch and by_goodput"):
+        make_policy("pollux:adapt_replicas=false,adapt_batch=false")
 
 
 # ------------------------------------------------------------------------------ registry

@@ -232,7 +232,10 @@ def test_numbers_after_a_name_are_parameters_of_the_policy() -> None:
         ("coadapt:delta=inf", "delta inf: allowed: -1 to 1"),
         ("pollux:power=1e-9", "power 1e-09: allowed: 0, and 0.01 to 10 of either sign"),
         ("fixed:speed=2", "'speed': no such parameter; allowed: none"),
-        ("pollux:name=3", "'name': no such parameter; allowed: statistical, power, avoid_interference"),
+        (
+            "pollux:name=3",
+            "'name': no such parameter; allowed: power, avoid_interference, by_goodput, adapt_",
+        ),
     ],
 )
 def test_a_parameter_that_is_not_there_or_not_allowed_is_refused(text: str, complaint: str) -> None:

@@ -14,12 +14,12 @@ from typing import Any
 
 import msgspec
 
+from services.scheduler.policies.ablations import make_pollux
 from services.scheduler.policies.coadapt import CoadaptPolicy
 from services.scheduler.policies.dynamic import DynamicPolicy
 from services.scheduler.policies.fixed import FixedPolicy
 from services.scheduler.policies.interface import Policy
 from services.scheduler.policies.optimus import OptimusPolicy
-from services.scheduler.policies.pollux import GoodputPolicy
 from services.scheduler.policies.srtf import SrtfPolicy
 from services.scheduler.policies.throughput import ThroughputPolicy
 from services.scheduler.policies.tiresias import TiresiasPolicy
@@ -29,7 +29,7 @@ OWN: dict[str, Callable[[], Policy]] = {
     "fixed": FixedPolicy,
     "dynamic": DynamicPolicy,
     "throughput": ThroughputPolicy,
-    "pollux": GoodputPolicy,
+    "pollux": make_pollux,
     "coadapt": CoadaptPolicy,
     "tiresias": TiresiasPolicy,
     "srtf": SrtfPolicy,

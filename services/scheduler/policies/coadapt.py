@@ -55,7 +55,7 @@ UNKNOWN_EXPONENT = 0.5
 """Where no job with a model can use several slots."""
 MIN_EXPONENT, MAX_EXPONENT = 0.05, 0.85
 MIN_SLOPE, MAX_SLOPE = 0.02, 0.9
-LATE, TOO_LATE = 1.3, 1.5
+LATE, TOO_LATE = 1.28, 1.4
 """Lateness from which a job's weight has a floor, and at which that is the mean weight."""
 FORGET_S = 60.0
 """A job that is away for so long, other than to save what it has, has ended."""

@@ -50,7 +50,8 @@ NO_GAIN = GradientStatistics(sqr=1.0, var=0.0)
 
 class GoodputPolicy:
     """`power` is p of the objective (0: the geometric mean). With `avoid_interference`, at most one job
-    that spans several nodes uses a node. Without `statistical`, efficiency is taken for 1 everywhere.
+    that spans several nodes uses a node. Without `by_goodput`, efficiency is taken for 1 everywhere. Without
+    `adapt_batch` every job trains with the total batch that it asked for, whatever its replicas.
 
     A policy with another objective of the same form overrides `weights` and `factor`; one of another form,
     as long as it is a sum over jobs, `options`."""
@@ -59,17 +60,24 @@ class GoodputPolicy:
         self,
         name: str = "pollux",
         *,
-        statistical: bool = True,
         power: float = -1.0,
         avoid_interference: bool = True,
+        by_goodput: bool = True,
+        adapt_batch: bool = True,
     ) -> None:
         """Raises ValueError for a power whose sums could not be told apart, or not be represented."""
         if power and not MIN_POWER <= abs(power) <= MAX_POWER:
             raise ValueError(f"power {power}: allowed: 0, and {MIN_POWER} to {MAX_POWER:g} of either sign")
         self.name = name
-        self.statistical = statistical
         self.power = power
         self.avoid_interference = avoid_interference
+        self.by_goodput = by_goodput
+        self.adapt_batch = adapt_batch
+
+    @property
+    def statistical(self) -> bool:
+        """Whether batches are chosen by goodput."""
+        return self.by_goodput and self.adapt_batch
 
     def weights(self, jobs: Sequence["JobModel"], view: ClusterView) -> FloatArray:
         """Of each job in the objective, positive: [jobs]."""
@@ -86,14 +94,23 @@ class GoodputPolicy:
         fair = max(math.ceil(slots / max(len(view.jobs), 1)), 1)
         one_node = len(view.nodes) / max(slots, 1)
         jobs = [
-            JobModel(job, to_row(job.allocation, numbers), slots, fair, one_node, self.statistical)
+            JobModel(
+                job,
+                to_row(job.allocation, numbers),
+                slots,
+                fair,
+                one_node,
+                by_goodput=self.by_goodput,
+                adapt_batch=self.adapt_batch,
+            )
             for job in view.jobs
         ]
         weights = self.weights(jobs, view)
         # On ties, whoever has had least comes first.
         order = sorted(range(len(jobs)), key=lambda j: (view.jobs[j].attained_slot_s, j))
+        options = self.options(jobs, weights, view)
         solution = solve(
-            [self.options(jobs[j], float(weights[j]), view) for j in order],
+            [options[j] for j in order],
             [node.slots for node in view.nodes],
             one_spread_a_node=self.avoid_interference,
         )
@@ -120,10 +137,22 @@ class GoodputPolicy:
             bound=power_mean(solution.bound / total, self.power),
         )
 
-    def options(self, job: "JobModel", weight: float, view: ClusterView) -> Options:
-        together, spread = weight * utility(self.factor(job, view) * job.speedups, self.power)
-        keep = weight * float(utility(np.array(job.present_speedup), self.power))
-        return Options(together=together, spread=spread, present=job.present, keep=keep)
+    def options(self, jobs: Sequence["JobModel"], weights: FloatArray, view: ClusterView) -> list[Options]:
+        """What slots are worth to each job."""
+        if not jobs:
+            return []
+        most = max(job.rates.shape[1] for job in jobs)
+        speedups = np.full((len(jobs), 2, most), np.nan)
+        for j, job in enumerate(jobs):
+            np.multiply(job.rates, job.speedup_of_rate, out=speedups[j, :, : job.rates.shape[1]])
+        speedups *= np.array([self.factor(job, view) for job in jobs])[:, None, None]
+        worth = utility(speedups, self.power)
+        worth *= weights[:, None, None]
+        keep = weights * utility(np.array([job.present_speedup for job in jobs]), self.power)
+        return [
+            Options(together=together, spread=spread, present=job.present, keep=kept)
+            for job, (together, spread), kept in zip(jobs, worth, keep.tolist(), strict=True)
+        ]
 
 
 def utility(speedup: FloatArray, power: float) -> FloatArray:
@@ -153,17 +182,29 @@ def restart_factor(job: JobView, view: ClusterView) -> float:
 class JobModel:
     """What slots are worth to one job.
 
-    speedups: [2, K + 1], of 0..K replicas on one node and over several; not a number where not allowed
+    rates: [2, K + 1], of 0..K replicas on one node and over several, not a number where not allowed: goodput
+        in examples a second; without a model, what is as good for comparing
+    speedup_of_rate: what a speedup is over its rate
     present: the present row, empty where there is none or its nodes are gone; present_speedup: its speedup
     fair_rate: goodput of a fair share of the cluster, in examples a second; 0 without a model
     """
 
     def __init__(
-        self, job: JobView, present: Row, slots: int, fair: int, scale: float, statistical: bool
+        self,
+        job: JobView,
+        present: Row,
+        slots: int,
+        fair: int,
+        scale: float,
+        *,
+        by_goodput: bool = True,
+        adapt_batch: bool = True,
     ) -> None:
-        """`fair` replicas are a fair share; `scale` is what its speedup of 1 counts."""
+        """`fair` replicas are a fair share; `scale` is what its speedup of 1 counts. Without `by_goodput`
+        efficiency is taken for 1, and without `adapt_batch` the requested batch is the only one."""
         self.view = job
-        self.statistical = statistical
+        self.by_goodput = by_goodput
+        self.adapt_batch = adapt_batch
         held = row_size(present)
         if held > slots:
             present, held = (), 0
@@ -183,28 +224,32 @@ class JobModel:
             if base > 0:
                 self.best, self.fair_rate = best, base
                 self.rates = rates
-                self.speedups = rates * (scale / base)
-                self.present_speedup = self._rate_of_present() * (scale / base)
+                self.speedup_of_rate = scale / base
+                self.present_speedup = self._rate_of_present() * self.speedup_of_rate
         if self.best is None:
             counts = np.arange(min(max(held, 1), slots) + 1)
             known = np.where((counts <= 1) | (counts == held), counts, np.nan)
-            self.speedups = np.stack((known, np.where(counts == 1, np.nan, known))) * (scale / fair)
+            self.rates = np.stack((known, np.where(counts == 1, np.nan, known)))
+            self.speedup_of_rate = scale / fair
             self.present_speedup = held * scale / fair
 
     def config(self, row: Row) -> JobConfig:
         """The batch for this row: the best one, or the present one where that is nearly as good."""
-        replicas, present = row_size(row), self.view.config
-        if self.best is None:
-            if present and replicas == replicas_of(self.view.allocation):
-                return present
-            return batch_config(self.view.spec.min_batch_size, replicas, self.view.spec)
+        spec, replicas = self.view.spec, row_size(row)
+        present = self.view.config if replicas == replicas_of(self.view.allocation) else None
+        if not self.knows(row):
+            batch = spec.min_batch_size if self.adapt_batch else spec.batch_size
+            return present or batch_config(batch, replicas, spec)
         best = self._best_config(row)
-        if present and replicas == replicas_of(self.view.allocation):
-            in_bounds = present.total_batch(replicas) <= self.bounds.maximum
+        if self.adapt_batch and present and present.total_batch(replicas) <= self.bounds.maximum:
             reached = self.rates[int(len(row) > 1), replicas]
-            if in_bounds and reached <= BATCH_GAIN * self.rate(row, present):
+            if reached <= BATCH_GAIN * self.rate(row, present):
                 return present
         return best
+
+    def knows(self, row: Row) -> bool:
+        """Whether it has a best batch there."""
+        return self.best is not None and bool(self.rates[int(len(row) > 1), row_size(row)] > 0)
 
     def rate(self, row: Row, config: JobConfig) -> float:
         """Modelled goodput in examples a second (throughput, where efficiency is taken for 1)."""
@@ -216,16 +261,17 @@ class JobModel:
     def reason(self, row: Row, allocation: Allocation, config: JobConfig) -> str:
         replicas = row_size(row)
         what = f"{describe(allocation)}, batch {config.total_batch(replicas)}"
-        if self.best is None:
+        if not self.knows(row):
             if replicas > 1:
                 return f"{what}: keeps what it has until its step times are known"
-            return f"{what}: one replica at its initial batch size until its step times are known"
+            which = "initial" if self.adapt_batch else "requested"
+            return f"{what}: one replica at its {which} batch size until its step times are known"
         rate, alone = self.rate(row, config), float(self.rates[0, 1])
-        noun = "goodput" if self.statistical else "throughput"
+        noun = "goodput" if self.by_goodput else "throughput"
         text = f"{what}: modelled {noun} {rate:.0f} examples/s"
         if replicas > 1 and alone > 0:
             text += f", {rate / alone:.1f}x one replica"
-        if self.statistics is NO_GAIN:
+        if self.statistics is NO_GAIN and self.adapt_batch:
             text += "; its gradient statistics do not allow a larger batch yet"
         return text
 
@@ -239,11 +285,14 @@ class JobModel:
     def _trusted_bounds(self) -> tuple[BatchBounds, GradientStatistics | None]:
         """Bounds of the batch, and the statistics to choose it by."""
         job, bounds = self.view, BatchBounds.of(self.view.spec)
-        if not self.statistical:
-            return bounds, None
         statistics = job.profile.statistics if job.profile else None
-        if statistics and statistics.trusted:
-            return bounds, statistics
+        trusted = statistics if statistics and statistics.trusted else NO_GAIN
+        if not self.adapt_batch:
+            bounds = structs.replace(bounds, only=job.spec.batch_size)
+        if not self.by_goodput:
+            return bounds, None
+        if trusted is not NO_GAIN or not self.adapt_batch:
+            return bounds, trusted
         present = job.config.total_batch(replicas_of(job.allocation)) if job.config else 0
         return structs.replace(bounds, maximum=min(max(bounds.initial, present), bounds.maximum)), NO_GAIN
 

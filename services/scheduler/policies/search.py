@@ -18,18 +18,21 @@ Everything is deterministic; on ties, jobs that come first in `jobs` get more.
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import permutations
 
 import numpy as np
 import numpy.typing as npt
 
 from common.goodput.model import FloatArray, IntArray
-from services.scheduler.policies.placement import Board, Row, row_size
+from services.scheduler.policies.placement import Board, Row, Without, row_size
 
 MIN_TRIALS, TRIALS_A_JOB = 1500, 3
 """Groups of jobs that the improvement takes out at most; a figure of work, not of time, keeps it
 deterministic."""
 TOLERANCE = 1e-12
+MAX_PRICES = 30
+"""Tried for a slot before counts are dropped; more would drop a few more."""
 WIDE_GAP = 0.002
 """Between value and bound, relative to the bound, from which on a division into whole nodes is tried too."""
 
@@ -106,33 +109,36 @@ def _undominated(utility: FloatArray, slots: int) -> npt.NDArray[np.bool_]:
     the job's best by no more than the gap between the Lagrangian bound and a feasible division."""
     counts = np.arange(utility.shape[1])
     rows = np.arange(len(utility))
-    finite = np.isfinite(utility)
-    low = 0.0
-    high = float(np.max(np.where(finite, utility, -np.inf)) - np.min(np.where(finite, utility, np.inf))) + 1.0
 
-    def at(price: float) -> tuple[FloatArray, IntArray]:
+    def at(price: float) -> tuple[FloatArray, IntArray, float, int]:
         net = utility - price * counts
-        return net, np.argmax(net, axis=1)
+        chosen = net.argmax(axis=1)
+        return net, chosen, float(utility[rows, chosen].sum()), int(chosen.sum())
 
-    net, chosen = at(low)
-    if chosen.sum() > slots:
-        for _ in range(30):
-            price = (low + high) / 2
-            net, chosen = at(price)
-            used = chosen.sum()
+    price = 0.0
+    net, chosen, value, used = at(price)
+    feasible = value
+    if used > slots:
+        # Each division bounds the bound from below by a line in the price. The next price is where the
+        # steepest lines met so far, of a division that fits and of one that does not, cross.
+        too_much, fits = (value, used), (float(utility[:, 0].sum()), 0)
+        for _ in range(MAX_PRICES):
+            price = (too_much[0] - fits[0]) / (too_much[1] - fits[1])
+            net, chosen, value, used = at(price)
+            line = fits[0] - price * fits[1]
+            if value - price * used <= line + TOLERANCE * (1.0 + abs(line)):
+                break
             if used > slots:
-                low = price
+                too_much = value, used
             else:
-                high = price
+                fits = value, used
                 if used == slots:
                     break
-        net, chosen = at(high)
-    else:
-        high = 0.0
-    feasible = float(utility[rows, chosen].sum())
-    bound = float(net[rows, chosen].sum()) + high * slots
+        feasible = fits[0] if used > slots else max(fits[0], value)
+    best = net[rows, chosen]
+    bound = float(best.sum()) + price * slots
     slack = bound - feasible + TOLERANCE * (1.0 + abs(bound))
-    return net >= net[rows, chosen][:, None] - slack
+    return net >= best[:, None] - slack
 
 
 class _Search:
@@ -159,12 +165,31 @@ class _Search:
                 alike = together if len(job.present) == 1 else spread
                 self.keep[j] = max(job.keep, float(alike[j, size]))
                 self.upper[j, size] = max(self.upper[j, size], self.keep[j])
-        self.together, self.best_together = together.tolist(), _running_best(together)
-        self.spread, self.best_spread = spread.tolist(), _running_best(spread)
+        self.utilities = together, spread
         self.rows: list[Row] = [()] * len(jobs)
         self.values: list[float] = together[:, 0].tolist()
         self.most = width - 1
         self.trials_left = max(MIN_TRIALS, TRIALS_A_JOB * len(jobs))
+
+    # Lists are quicker than arrays where single elements are looked up, and many rounds look up none.
+
+    @cached_property
+    def together(self) -> list[list[float]]:
+        lists: list[list[float]] = self.utilities[0].tolist()
+        return lists
+
+    @cached_property
+    def spread(self) -> list[list[float]]:
+        lists: list[list[float]] = self.utilities[1].tolist()
+        return lists
+
+    @cached_property
+    def best_together(self) -> list[list[int]]:
+        return _running_best(self.utilities[0])
+
+    @cached_property
+    def best_spread(self) -> list[list[int]]:
+        return _running_best(self.utilities[1])
 
     def run(self) -> Solution:
         counts, bound = divide(self.upper, self.slots)
@@ -187,9 +212,10 @@ class _Search:
         """Utilities [jobs, K + 1] with none for a job that would leave a part of its last node to nobody: a
         few jobs that span nodes cannot share one, so that other divisions leave slots free."""
         most = max(self.most_on_a_node, 1)
-        spread = np.array(self.spread)
+        together, spread = self.utilities
+        spread = spread.copy()
         spread[:, np.arange(spread.shape[1]) % most > 0] = -np.inf
-        utility = np.maximum(np.array(self.together), spread)
+        utility: FloatArray = np.maximum(together, spread)
         for j, job in enumerate(self.jobs):
             if job.present and (len(job.present) == 1 or self.present_size[j] % most == 0):
                 utility[j, self.present_size[j]] = max(utility[j, self.present_size[j]], self.keep[j])
@@ -219,6 +245,8 @@ class _Search:
     def improve(self, counts: list[int], aims: list[float], bound: float) -> None:
         """Take out jobs that are worth less than their aim, and partners, while that raises the sum."""
         tolerance = TOLERANCE * (1.0 + abs(bound))
+        if self.is_done(bound, tolerance):
+            return
         elsewhere = [self.anywhere(j, counts[j]) for j in range(len(counts))]
         helped = True
         while helped and not self.is_done(bound, tolerance):
@@ -256,30 +284,36 @@ class _Search:
         if self.trials_left == 0:
             return False
         self.trials_left -= 1
+        most = [counts[j] if counts else self.most for j in group]
         former = [(j, self.rows[j], self.values[j]) for j in group]
-        best, best_value = former, sum(self.values[j] for j in group) + tolerance
+        best, best_value = former, sum([value for _, _, value in former]) + tolerance
+        # Of most groups it can be told without moving them that they are where they are best.
+        after = self.board.without([row for _, row, _ in former])
+        if sum([self.at_most(j, count, after) for j, count in zip(group, most, strict=True)]) <= best_value:
+            return False
         for j in group:
             self.remove(j)
-        most = [counts[j] if counts else self.most for j in group]
-        if sum(map(self.at_most, group, most)) > best_value:
-            for order in permutations(zip(group, most, strict=True)):
-                for j, count in order:
-                    self.insert(j, count)
-                value = sum(self.values[j] for j in group)
-                if value > best_value:
-                    best, best_value = [(j, self.rows[j], self.values[j]) for j in group], value
-                for j in group:
+        for order in permutations(zip(group, most, strict=True)):
+            for j, count in order[:-1]:
+                self.insert(j, count)
+            last, count = order[-1]
+            value = sum([self.values[j] for j, _ in order[:-1]]) + self.at_most(last, count, self.board)
+            if value > best_value:
+                self.insert(last, count)
+                best, best_value = [(j, self.rows[j], self.values[j]) for j in group], value
+            for j in group:
+                if self.rows[j]:
                     self.remove(j)
         for j, row, value in best:
             self.put(j, row, value)
         return best is not former
 
-    def at_most(self, j: int, most: int) -> float:
-        """What `insert` would make of job j now."""
-        alone = self.best_together[j][min(self.board.largest_free, most)]
-        apart = self.best_spread[j][min(self.board.spread_free, most)]
+    def at_most(self, j: int, most: int, board: Board | Without) -> float:
+        """What `insert` would make of job j on this board."""
+        alone = self.best_together[j][min(board.largest_free, most)]
+        apart = self.best_spread[j][min(board.spread_free, most)]
         value: float = max(self.together[j][alone], self.spread[j][apart])
-        if self.keep[j] > value and self.present_size[j] <= most and self.board.fits(self.jobs[j].present):
+        if self.keep[j] > value and self.present_size[j] <= most and board.fits(self.jobs[j].present):
             return self.keep[j]
         return value
 

@@ -9,4 +9,4 @@ from services.scheduler.policies.pollux import GoodputPolicy
 
 class ThroughputPolicy(GoodputPolicy):
     def __init__(self) -> None:
-        super().__init__("throughput", statistical=False)
+        super().__init__("throughput", by_goodput=False)
