@@ -53,7 +53,8 @@ class BenchError(UserError):
 
 
 class Cluster:
-    """A context: inside it an agent of `slots` unpaced slots is up for each of `nodes`.
+    """A context: inside it an agent of `slots` slots is up for each of `nodes`, unpaced unless `speed` says
+    otherwise.
 
     Everything else is as configured. `listen` gets each event of the agents. `modules` name applications
     beside those of the configuration.
@@ -65,10 +66,11 @@ class Cluster:
         slots: int,
         listen: Callable[[EventRecord], None],
         *,
+        speed: float = 1.0,
         modules: Sequence[str] = (),
         trainer: TrainerConfig | None = None,
     ) -> None:
-        self._names, self._slots, self._listen = nodes, slots, listen
+        self._names, self._slots, self._speed, self._listen = nodes, slots, speed, listen
         self._modules, self._trainer = tuple(modules), trainer
         self._nodes: dict[str, Node] = {}
         self._incarnations: dict[str, str] = {}
@@ -97,25 +99,39 @@ class Cluster:
     def order(self, spec: JobSpec, replicas: int, config: JobConfig) -> int:
         """Run this job, and it alone, in a new group that is spread evenly over the first nodes; the number
         of its generation."""
+        used = min(replicas, len(self._names))
+        order = self.group(spec, [replicas // used] * used, config)
+        self.publish(order)
+        return order.generation
+
+    def group(self, spec: JobSpec, placement: Sequence[int], config: JobConfig) -> JobOrder:
+        """An order for a new group with so many replicas on each node; 0: none there."""
         self._generation += 1
-        used = self._names[: min(replicas, len(self._names))]
-        first = self._nodes[used[0]]
-        self._publish(
-            JobOrder(
-                spec=spec,
-                generation=self._generation,
-                group=self._generation,
-                allocation=tuple(Placement(node=name, replicas=replicas // len(used)) for name in used),
-                config=config,
-                store_host=first.store_host,
-                store_port=first.store_port,
-            )
+        used = [(name, count) for name, count in zip(self._names, placement, strict=False) if count]
+        first = self._nodes[used[0][0]]
+        return JobOrder(
+            spec=spec,
+            generation=self._generation,
+            group=self._generation,
+            allocation=tuple(Placement(node=name, replicas=count) for name, count in used),
+            config=config,
+            store_host=first.store_host,
+            store_port=first.store_port,
         )
-        return self._generation
+
+    def rebatched(self, order: JobOrder, config: JobConfig) -> JobOrder:
+        """An order for the same group with another batch."""
+        self._generation += 1
+        return msgspec.structs.replace(order, generation=self._generation, config=config)
+
+    def publish(self, *jobs: JobOrder) -> None:
+        """Run these jobs, and no others."""
+        self._orders = Orders(run_id=RUN_ID, version=self._orders.version + 1, jobs=jobs)
+        self._publisher.publish(self._orders)
 
     def clear(self) -> None:
         """End what runs, and wait until it has exited."""
-        self._publish()
+        self.publish()
         self.until(lambda: self._living == 0, "the replicas did not exit")
 
     def until(self, predicate: Callable[[], bool], otherwise: str, more_s: float = 0.0) -> None:
@@ -136,7 +152,7 @@ class Cluster:
             config,
             run=RunConfig(logs_dir=str(folder / "logs"), run_id=RUN_ID),
             endpoints=free_endpoints(replace(config.endpoints, keys_dir="")),
-            agent=replace(config.agent, slots=self._slots, slot_speed=1.0, host="127.0.0.1"),
+            agent=replace(config.agent, slots=self._slots, slot_speed=self._speed, host="127.0.0.1"),
             trainer=self._trainer or config.trainer,
             applications=replace(config.applications, modules=config.applications.modules + self._modules),
         )
@@ -173,10 +189,6 @@ class Cluster:
         if not all(process.poll() is None for process in self._processes):
             self._broken = "an agent, or the event-logger, has ended by itself"
         return self._broken != ""
-
-    def _publish(self, *jobs: JobOrder) -> None:
-        self._orders = Orders(run_id=RUN_ID, version=self._orders.version + 1, jobs=jobs)
-        self._publisher.publish(self._orders)
 
     def _answer(self, request: Request) -> Reply:
         match request:

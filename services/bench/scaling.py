@@ -10,11 +10,11 @@ import multiprocessing
 import os
 import signal
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -29,6 +29,7 @@ from workloads.tasks import applications
 if TYPE_CHECKING:
     from workloads.trainer.alone import Case, Outcome
 
+Result = TypeVar("Result")
 RULES = ("adascale", "linear", "none")
 AT_M0 = "M0"
 """In the place of a rule: all do the same there."""
@@ -127,14 +128,18 @@ def summarize(outcomes: "Sequence[Outcome]", modules: Sequence[str] = ()) -> dic
 
 
 def train_all(cases: "Sequence[Case]") -> "Iterator[Outcome]":
-    """In processes of their own, each of one torch thread."""
+    return in_processes(_train, cases)
+
+
+def in_processes(body: Callable[[Any], Result], cases: Sequence[Any]) -> Iterator[Result]:
+    """`body` of every case, in processes of their own, in the order in which they end."""
     context = multiprocessing.get_context("spawn")
-    workers = min(MAX_PROCESSES, len(os.sched_getaffinity(0)), len(cases))
+    workers = min(MAX_PROCESSES, len(os.sched_getaffinity(0)), len(cases) or 1)
     try:
         # A terminal's Ctrl-C is for this process, which ends the others.
         with ProcessPoolExecutor(workers, context, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
             try:
-                for future in as_completed([pool.submit(_train, case) for case in cases]):
+                for future in as_completed([pool.submit(body, case) for case in cases]):
                     yield future.result()
             except BaseException:
                 for process in multiprocessing.active_children():

@@ -1,8 +1,9 @@
 """One job trained to its target in this process, at one batch size and by one rule of scaling: what
-`coadapt bench scaling` measures. No agent, no pacing, no group; state, sampler, statistics and evaluation are
-those of every replica."""
+`coadapt bench scaling` and `coadapt calibrate` measure. No agent, no pacing, no group; state, sampler,
+statistics and evaluation are those of every replica."""
 
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -38,7 +39,7 @@ class Case(NamedTuple):
 class Outcome(NamedTuple):
     case: Case
     ended: str
-    """"target", "budget" (not reached in so many examples) or "diverged"."""
+    """"target", "enough" (for whom it watched), "budget" (not reached in so many examples) or "diverged"."""
     progress: float
     """Steps at M0, as the rule counts them."""
     examples: int
@@ -73,8 +74,11 @@ class Assumed:
 ASSUMED = {"linear": Assumed(1.0), "none": Assumed(0.0)}
 
 
-def train(case: Case) -> Outcome:
-    """Until the target is met or the budget is spent; never longer. Sets torch's threads to one."""
+def train(
+    case: Case, enough: Callable[[TrainingState, float], bool] = lambda state, metric: False
+) -> Outcome:
+    """Until the target is met or the budget is spent; never longer. `enough` sees each evaluation, and may
+    end it there. Sets torch's threads to one."""
     torch.set_num_threads(1)
     start_s = time.process_time()
     application = applications(case.modules)[case.application]
@@ -91,7 +95,9 @@ def train(case: Case) -> Outcome:
     while not ended:
         if state.progress >= state.next_evaluation:
             metric = evaluate(task, spec.max_atomic_batch, alone, pacer)
-            ended = "target" if state.note_evaluation(metric) else ""
+            reached = state.note_evaluation(metric)
+            ended = "enough" if enough(state, metric) else ""
+            ended = "target" if reached else ended
         if not ended and state.examples >= case.budget_examples:
             ended = "budget"
         if not ended:

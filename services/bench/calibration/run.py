@@ -1,0 +1,253 @@
+"""A calibration from its first part to the written profile."""
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from common.config import Config, load_config
+from common.lifecycle import UserError
+from common.types import ApplicationSpec
+from services.bench.calibration import lives
+from services.bench.calibration.files import read_machine, write_machine, write_profile
+from services.bench.calibration.grid import NODES, Grid
+from services.bench.calibration.journal import Journal
+from services.bench.calibration.plan import (
+    Curve,
+    Life,
+    Placed,
+    Point,
+    Row,
+    Training,
+    configs,
+    costs,
+    digits,
+    merge,
+    placements,
+    totals,
+    trainings,
+)
+from services.bench.cluster import BenchError
+from services.bench.measure import Progress, machine
+from services.bench.scaling import in_processes
+from services.stack import StackError
+from workloads.tasks import UnknownApplication, applications
+
+ATTEMPTS = 3
+JOBS_A_SLOT = 1.5
+"""Of the run that measures starts and ends: some of them begin and end on a full cluster."""
+
+
+def run(names: Sequence[str], folder: Path, seeds: int, *, fresh: bool) -> None:
+    """Measure what is not there yet, and write the profiles. Raises UserError."""
+    config = load_config(os.environ)
+    try:
+        known = applications(config.applications.modules)
+    except UnknownApplication as error:
+        raise UserError(str(error)) from error
+    for name in names:
+        if name not in known:
+            raise UserError(f"--app {name!r}: allowed: {', '.join(known)}")
+    chosen = [known[name] for name in dict.fromkeys(names or known)]
+    settings = conditions(config, seeds)
+    former = {} if fresh and not names else read_machine(folder)
+    kept = _kept(folder, former, settings, chosen)
+    with Journal(folder, settings | {"applications": _names(chosen)}, fresh=fresh) as journal:
+        if not (fresh or journal.begun) and _is_complete(former, settings, chosen):
+            journal.finish()
+            print(f"{folder}: {_names(chosen)} are there already; --fresh measures again")
+            return
+        calibration = Calibration(config, chosen, list(known.values()), range(seeds), journal)
+        calibration.measure()
+        for spec in chosen:
+            write_profile(
+                folder / spec.name, config.agent.slots, calibration.grid(spec), calibration.curves(spec)
+            )
+        tables = kept | {spec.name: calibration.costs(spec) for spec in chosen}
+        write_machine(folder, _machine(settings, {name: tables[name] for name in known if name in tables}))
+        journal.finish()
+    print(f"{folder}: {_names(chosen)}")
+
+
+class Calibration:
+    """The parts of one calibration, measured or not."""
+
+    def __init__(
+        self,
+        config: Config,
+        specs: Sequence[ApplicationSpec],
+        background: Sequence[ApplicationSpec],
+        seeds: Sequence[int],
+        journal: Journal,
+    ) -> None:
+        self._config, self._specs, self._background = config, specs, background
+        self._seeds, self._journal = seeds, journal
+        self._placements = placements(len(NODES), config.agent.slots)
+        self._jobs = round(JOBS_A_SLOT * len(NODES) * config.agent.slots)
+
+    def measure(self) -> None:
+        """All parts that are missing."""
+        grids = sum(len(list(self._missing_placements(spec))) for spec in self._specs)
+        starts = "lives" not in self._journal
+        courses = list(self._missing_trainings())
+        parts = grids + starts + len(courses)
+        if not parts:
+            return
+        self._progress = Progress("calibrate", parts)
+        if grids:
+            again_if_need_be(self._measure_grids)
+        if starts:
+            again_if_need_be(self._measure_lives)
+        for training, curve in in_processes(train, courses):
+            name, multiple, seed = training.application, training.multiple, training.seed
+            self._journal.add(_curve(name, multiple, seed), curve)
+            self._progress.step(f"{name}, {multiple} M0, seed {seed}")
+
+    def grid(self, spec: ApplicationSpec) -> dict[tuple[int, ...], Placed]:
+        return {
+            placement: self._journal.get(_grid(spec, placement), Placed)
+            for placement in self._placements
+            if configs(spec, sum(placement))
+        }
+
+    def curves(self, spec: ApplicationSpec) -> dict[int, list[Row]]:
+        return {
+            batch: merge(
+                [
+                    self._journal.get(_curve(spec.name, batch // spec.initial_batch_size, seed), Curve)
+                    for seed in self._seeds
+                ],
+                spec.metric_mode,
+            )
+            for batch in totals(spec)
+        }
+
+    def costs(self, spec: ApplicationSpec) -> dict[str, float]:
+        lives = self._journal.get("lives", dict[str, list[Life]])[spec.name]
+        return costs(self.grid(spec), lives, self._journal.get(_alone(spec), Point))
+
+    def _measure_grids(self) -> None:
+        with Grid(self._config, self._background) as grid:
+            for spec in self._specs:
+                if missing := list(self._missing_placements(spec)):
+                    grid.begin(spec)
+                    if _alone(spec) not in self._journal:
+                        self._journal.add(_alone(spec), grid.alone())
+                    for placement in missing:
+                        placed = grid.measure(placement, configs(spec, sum(placement)))
+                        self._journal.add(_grid(spec, placement), placed)
+                        self._progress.step(f"{spec.name}, placement {digits(placement)}")
+
+    def _measure_lives(self) -> None:
+        self._journal.add("lives", lives.measure(self._config, self._specs, self._jobs))
+        self._progress.step("starts and ends of jobs")
+
+    def _missing_placements(self, spec: ApplicationSpec) -> Iterator[tuple[int, ...]]:
+        for placement in self._placements:
+            if configs(spec, sum(placement)) and _grid(spec, placement) not in self._journal:
+                yield placement
+
+    def _missing_trainings(self) -> Iterator[Training]:
+        for spec in self._specs:
+            for training in trainings(spec, self._seeds, self._config.applications.modules):
+                if _curve(spec.name, training.multiple, training.seed) not in self._journal:
+                    yield training
+
+
+def again_if_need_be(measure: Callable[[], None]) -> None:
+    """A replica or a service that is lost on the way costs some time, but not the whole calibration."""
+    for _ in range(ATTEMPTS - 1):
+        try:
+            measure()
+            return
+        except (BenchError, StackError) as error:
+            print(f"\ncalibrate: tries again, since {error}", file=sys.stderr, flush=True)
+    measure()
+
+
+def train(training: Training) -> tuple[Training, Curve]:
+    """In a process of its own."""
+    from workloads.trainer.alone import Case
+    from workloads.trainer.curves import evaluations
+
+    seen, reached = evaluations(Case(rule="adascale", **msgspec.structs.asdict(training)))
+    return training, Curve(rows=tuple(Row(**row._asdict()) for row in seen), reached=reached)
+
+
+def _grid(spec: ApplicationSpec, placement: Sequence[int]) -> str:
+    return f"{spec.name}/placement/{digits(placement)}"
+
+
+def _alone(spec: ApplicationSpec) -> str:
+    return f"{spec.name}/alone"
+
+
+def _curve(application: str, multiple: int, seed: int) -> str:
+    return f"{application}/{multiple}/{seed}"
+
+
+# --------------------------------------------------------------------------- the machine
+
+
+def conditions(config: Config, seeds: int) -> dict[str, Any]:
+    """What has to be the same for all that stands in one folder."""
+    facts = machine()
+    return {
+        "processor": facts["processor"],
+        "cores": facts["cores"],
+        "nodes": len(NODES),
+        "slots": config.agent.slots,
+        "slot_speed": config.agent.slot_speed,
+        "seeds": seeds,
+    }
+
+
+def _machine(settings: Mapping[str, Any], tables: Mapping[str, Any]) -> dict[str, Any]:
+    names = ("torch", "numpy")
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        **settings,
+        "versions": {
+            "python": platform.python_version(),
+            "coadapt": machine()["coadapt"],
+            **{name: version(name) for name in names},
+        },
+        "applications": tables,
+    }
+
+
+def _is_complete(
+    former: Mapping[str, Any], settings: Mapping[str, Any], chosen: Sequence[ApplicationSpec]
+) -> bool:
+    """Whether the profile of a machine has all that is wanted, measured in the same way."""
+    there = former.get("applications", {})
+    same = all(former.get(key) == value for key, value in settings.items())
+    return same and all(spec.name in there for spec in chosen)
+
+
+def _kept(
+    folder: Path,
+    former: Mapping[str, Any],
+    settings: Mapping[str, Any],
+    chosen: Sequence[ApplicationSpec],
+) -> dict[str, dict[str, float]]:
+    """Costs of the applications that are not measured now; they have to be of the same machine."""
+    names = {spec.name for spec in chosen}
+    others = {name: t for name, t in former.get("applications", {}).items() if name not in names}
+    for key, value in settings.items():
+        if others and former.get(key) != value:
+            raise UserError(
+                f"{folder}: {', '.join(others)} measured with {key} {former.get(key)!r}, which is "
+                f"{value!r} now: measure all of them again, or use another --out"
+            )
+    return others
+
+
+def _names(specs: Sequence[ApplicationSpec]) -> str:
+    return ", ".join(spec.name for spec in specs)
