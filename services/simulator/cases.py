@@ -15,6 +15,7 @@ from typing import Any
 
 from msgspec import structs
 
+import workloads
 from common.eventlog import EventLogError, EventLogWriter
 from common.goodput.memory import Memory
 from common.lifecycle import UserError
@@ -22,13 +23,32 @@ from common.types import Node, Struct
 from services.scheduler.policies import OWN, UnknownPolicy, make_policy
 from services.scheduler.policies.interface import Policy
 from services.simulator.driver import Log, Plan, Simulation
+from services.simulator.errors import Errors
 from services.simulator.isolated import Isolated, rhos
 from services.simulator.results import Result, summed_up
 from services.simulator.world import World
+from workloads.measured import PROFILES, read_machine, read_profiles
 from workloads.tables import read_table
-from workloads.traces import Workload
+from workloads.tasks import applications
+from workloads.traces import Arrival, Workload, read_workload
 
-WORLDS = ("osdi21", "synthetic")
+
+class Cluster(Struct, frozen=True):
+    nodes: int
+    slots: int
+    """Of each node."""
+    round_s: float
+
+
+CLUSTERS = {
+    "osdi21": Cluster(nodes=16, slots=4, round_s=60.0),
+    "calibrated": Cluster(nodes=2, slots=4, round_s=2.0),
+    "synthetic": Cluster(nodes=16, slots=4, round_s=60.0),
+}
+"""What each world has, where nothing else is said."""
+WORLDS = tuple(CLUSTERS)
+SETS = Path(workloads.__file__).parent / "sets"
+"""The workload sets of the experiments, which may be named without their folder."""
 LOCK_FILE = ".simulate.lock"
 """In a folder of runs; a byte of it is locked for each run that is being written there."""
 
@@ -37,7 +57,11 @@ class Case(Struct, frozen=True):
     """One run. `label` names its workload: a file, or so many `jobs` that the world makes up. Without
     `restart_s` the world's own holds; without `out` no log is kept; `traces` is what the world of osdi21 is
     made of. With `fairness` every job is also simulated alone; with `memory` jobs start from what jobs of
-    their application have shown in the same run."""
+    their application have shown in the same run.
+
+    `profiles` is what the calibrated world is made of; without it, our own. Policies are told step times that
+    are wrong by up to `times_error` (a fraction), and `noise_error` times the true noise scale (errors.py).
+    Arrivals are `load` times as dense."""
 
     label: str
     workload: Path | None
@@ -54,6 +78,10 @@ class Case(Struct, frozen=True):
     jobs: int = 0
     fairness: bool = False
     memory: bool = False
+    profiles: Path | None = None
+    times_error: float = 0.0
+    noise_error: float = 1.0
+    load: float = 1.0
 
     @property
     def run_id(self) -> str:
@@ -65,14 +93,19 @@ def check(cases: Sequence[Case]) -> None:
     """What can be found wrong before the first of many runs. Raises UserError."""
     # os.path: a path that no file could have, too long say, is one that is not there.
     run_ids: set[str] = set()
+    read: set[tuple[object, ...]] = set()
     for case in cases:
-        _policy(case)
+        policy = _policy(case)
         if case.workload is not None and not os.path.isfile(case.workload):
             problem = "not a regular file" if os.path.exists(case.workload) else "no such file"
             raise UserError(f"--workload {case.workload}: {problem}")
         if case.run_id in run_ids:
             raise UserError(f"{case.run_id}: two runs would have this name; rename a workload file")
         run_ids.add(case.run_id)
+        source = case.workload, case.world, case.traces, case.profiles
+        if case.workload is not None and source not in read:
+            make_workload(case, make_world(case, policy))
+            read.add(source)
 
 
 @contextmanager
@@ -120,8 +153,8 @@ def simulate(case: Case) -> Result:
     plan = Plan(
         run_id=case.run_id,
         workload=case.label,
-        arrivals=[structs.replace(row, spec=world.complete(row.spec)) for row in workload.rows],
-        nodes=nodes(case.nodes, case.slots),
+        arrivals=[Arrival(at_s=row.at_s / case.load, spec=world.complete(row.spec)) for row in workload.rows],
+        nodes=cluster(case),
         round_s=case.round_s,
         seed=case.seed,
     )
@@ -153,54 +186,84 @@ def _policy(case: Case) -> Policy:
 def make_world(case: Case, policy: Policy) -> World:
     """Raises UserError. A world is imported here so that the others need not be loaded."""
     given: dict[str, Any] = {} if case.restart_s is None else {"restart_s": case.restart_s}
+    errors = Errors(times=case.times_error, noise=case.noise_error, seed=case.seed)
+    memory = Memory() if case.memory else None
     if case.world == "synthetic":
         from services.simulator.synthetic import SyntheticWorld
 
         return SyntheticWorld(seed=case.seed, slots=case.slots, **given)
+    if case.world == "calibrated":
+        from services.simulator.calibrated import CalibratedWorld
+
+        folder = case.profiles or PROFILES
+        if case.slots > (most := read_machine(folder).slots):
+            raise UserError(f"slots {case.slots}: allowed in calibrated: 1 to {most}, as were measured")
+        profiles = read_profiles(folder, applications())
+        return CalibratedWorld(profiles, cluster(case), errors=errors, memory=memory, **given)
     from services.simulator.osdi21 import Osdi21World
 
     return Osdi21World(
-        _traces(case.traces),
+        traces_in(case.traces),
         adapts=getattr(policy, "statistical", False),
         models=case.out is not None or getattr(policy, "uses_profiles", True),
         slots=case.slots,
         interference=case.interference,
-        memory=Memory() if case.memory else None,
+        errors=errors,
+        memory=memory,
         **given,
     )
 
 
 def make_workload(case: Case, world: World) -> Workload:
     """Raises UserError."""
-    if case.workload is not None:
-        return read_table(case.workload, world.applications)
-    from services.simulator.synthetic import generate
+    if case.workload is None:
+        from services.simulator.synthetic import generate
 
-    return generate(case.jobs, case.seed, case.nodes * case.slots)
+        return generate(case.jobs, case.seed, case.nodes * case.slots)
+    read = read_workload if case.workload.suffix == ".toml" else read_table
+    return read(case.workload, world.applications)
 
 
 def alone_in(case: Case) -> Isolated:
     """What jobs take alone in the world of this case; what it has found serves other cases of that world."""
     return _alone_in(
-        structs.replace(case, label="", workload=None, policy="pollux", out=None, jobs=0, memory=False)
+        structs.replace(
+            case,
+            label="",
+            workload=None,
+            policy="pollux",
+            out=None,
+            jobs=0,
+            memory=False,
+            times_error=0.0,
+            noise_error=1.0,
+            load=1.0,
+        )
     )
 
 
 @lru_cache(maxsize=4)
 def _alone_in(case: Case) -> Isolated:
     world = make_world(case, make_policy(case.policy))
-    return Isolated(world, nodes(case.nodes, case.slots), case.round_s)
+    return Isolated(world, cluster(case), case.round_s)
 
 
-def nodes(count: int, slots: int) -> list[Node]:
+def cluster(case: Case) -> list[Node]:
+    """Its nodes; in the calibrated world of slots as fast as those that were measured on."""
+    speed = read_machine(case.profiles or PROFILES).slot_speed if case.world == "calibrated" else 1.0
+    return nodes(case.nodes, case.slots, speed)
+
+
+def nodes(count: int, slots: int, slot_speed: float = 1.0) -> list[Node]:
     """Named so that the order of names is that of their numbers."""
     width = len(str(count))
     return [
-        Node(name=f"node-{number:0{width}}", slots=slots, slot_speed=1.0) for number in range(1, count + 1)
+        Node(name=f"node-{number:0{width}}", slots=slots, slot_speed=slot_speed)
+        for number in range(1, count + 1)
     ]
 
 
-def _traces(given: Path | None) -> Path:
+def traces_in(given: Path | None) -> Path:
     """The artifact's folder `traces`."""
     place = given or (Path(os.environ["COADAPT_OSDI21"]) if os.environ.get("COADAPT_OSDI21") else None)
     if place is None:
@@ -241,7 +304,7 @@ def every_policy(given: Sequence[str]) -> list[str]:
 
 def labels(workloads: Sequence[Path]) -> dict[Path | None, str]:
     """A name for each file: its own, and with its folder's before it where two files have the same one. A
-    folder stands for the CSV files in it.
+    folder stands for the CSV and TOML files in it, a name for the set of that name.
 
     Raises UserError for a file that is given twice, and for a folder without any."""
     named: dict[Path | None, str] = {}
@@ -257,8 +320,9 @@ def labels(workloads: Sequence[Path]) -> dict[Path | None, str]:
 
 def _files(given: Path) -> list[Path]:
     if not os.path.isdir(given):
-        return [given]
-    files = sorted(given.glob("*.csv"), key=lambda path: (len(path.name), path.name))
-    if not files:
-        raise UserError(f"--workload {given}: a folder without CSV files")
-    return files
+        named = SETS / f"{given}.toml"
+        return [named if not os.path.exists(given) and os.path.isfile(named) else given]
+    found = [path for path in given.iterdir() if path.suffix in (".csv", ".toml")]
+    if not found:
+        raise UserError(f"--workload {given}: a folder without CSV or TOML files")
+    return sorted(found, key=lambda path: (len(path.name), path.name))

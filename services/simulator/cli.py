@@ -1,9 +1,8 @@
 """`coadapt simulate`: its options, and how its results are shown."""
 
-import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,10 +11,8 @@ import typer
 from services.options import number, whole
 
 if TYPE_CHECKING:
-    from services.simulator.cases import Case
     from services.simulator.results import Result
 
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 MAX_NODES = 10_000
 MAX_JOBS = 1_000_000
 MAX_SLOTS = 4096
@@ -41,7 +38,7 @@ def simulate(
             "--workload",
             parser=_path,
             metavar="FILE",
-            help="Workload (CSV), or a folder of them; several: give the option again.",
+            help="Workload (CSV or TOML), a folder of them, or the name of a set; several: give it again.",
         ),
     ] = None,
     jobs: Annotated[
@@ -53,28 +50,40 @@ def simulate(
             help="In the synthetic world, instead of a workload: N jobs made up from the seed.",
         ),
     ] = None,
-    world: Annotated[str, typer.Option(metavar="NAME", help="osdi21 or synthetic.")] = "osdi21",
+    world: Annotated[str, typer.Option(metavar="NAME", help="osdi21, calibrated or synthetic.")] = "osdi21",
     traces: Annotated[
         Path | None,
         typer.Option(
             parser=_path, metavar="DIR", help="For osdi21: the artifact's folder, which holds traces/."
         ),
     ] = None,
+    profiles: Annotated[
+        Path | None,
+        typer.Option(
+            parser=_path,
+            metavar="DIR",
+            help="For calibrated: what `coadapt calibrate` wrote; without it, the profiles that come along.",
+        ),
+    ] = None,
     nodes: Annotated[
-        int, typer.Option(parser=whole(1, MAX_NODES), metavar="N", help="Nodes of the cluster.")
-    ] = 16,
+        int | None,
+        typer.Option(
+            parser=whole(1, MAX_NODES), metavar="N", help="Nodes of the cluster (16; calibrated: 2)."
+        ),
+    ] = None,
     slots: Annotated[
-        int, typer.Option(parser=whole(1, MAX_SLOTS), metavar="M", help="Slots of each node.")
-    ] = 4,
+        int | None,
+        typer.Option(parser=whole(1, MAX_SLOTS), metavar="M", help="Slots of each node (4)."),
+    ] = None,
     round_s: Annotated[
-        float,
+        float | None,
         typer.Option(
             "--round-s",
             parser=number(MIN_ROUND_S, MAX_SECONDS, f"{MIN_ROUND_S} to {MAX_SECONDS:.0f} seconds"),
             metavar="S",
-            help="Between two rounds.",
+            help="Between two rounds (60; calibrated: 2).",
         ),
-    ] = 60.0,
+    ] = None,
     interference: Annotated[
         float,
         typer.Option(
@@ -119,7 +128,7 @@ def simulate(
     memory: Annotated[
         bool,
         typer.Option(
-            "--memory", help="Jobs start from what jobs of their application have shown (osdi21 only)."
+            "--memory", help="Jobs start from what jobs of their application have shown (not in synthetic)."
         ),
     ] = False,
     as_markdown: Annotated[
@@ -133,13 +142,13 @@ def simulate(
 
     Exit 1 when a job failed, no job of a run could run, a policy gave no valid decision, or a run was given
     up because its jobs would never end. A run that is interrupted leaves no folder."""
-    # A round's matrices are tiny: threads of numpy's would only wait for each other. Before it is loaded.
-    for name in THREADS:
-        os.environ.setdefault(name, "1")
+    from services.simulator.parallel import one_thread_each, simulated
+
+    one_thread_each()
     from msgspec.structs import replace
 
     from common.lifecycle import signals_raise
-    from services.simulator.cases import WORLDS, Case, check, claimed, every_policy, labels
+    from services.simulator.cases import CLUSTERS, WORLDS, Case, check, claimed, every_policy, labels
 
     if world not in WORLDS:
         raise typer.BadParameter(f"--world {world!r}: allowed: {', '.join(WORLDS)}")
@@ -153,8 +162,11 @@ def simulate(
         raise typer.BadParameter("--json or --markdown, not both")
     if traces is not None and world != "osdi21":
         raise typer.BadParameter(f"--traces {traces}: only with --world osdi21")
-    if memory and world != "osdi21":
-        raise typer.BadParameter("--memory: only with --world osdi21")
+    if profiles is not None and world != "calibrated":
+        raise typer.BadParameter(f"--profiles {profiles}: only with --world calibrated")
+    if memory and world == "synthetic":
+        raise typer.BadParameter("--memory: only with --world osdi21 or calibrated")
+    usual = CLUSTERS[world]
     named = labels(workloads) if workloads else {None: f"synthetic-{jobs}"}
     cases = [
         Case(
@@ -163,9 +175,9 @@ def simulate(
             policy=policy,
             world=world,
             traces=traces,
-            nodes=nodes,
-            slots=slots,
-            round_s=round_s,
+            nodes=nodes or usual.nodes,
+            slots=slots or usual.slots,
+            round_s=round_s or usual.round_s,
             interference=interference,
             seed=seed,
             restart_s=restart_s,
@@ -173,6 +185,7 @@ def simulate(
             jobs=jobs or 0,
             fairness=fairness,
             memory=memory,
+            profiles=profiles,
         )
         for path, label in named.items()
         for policy in every_policy(policies)
@@ -180,7 +193,7 @@ def simulate(
     ]
     check(cases)
     with signals_raise(), claimed(out, [case.run_id for case in cases]):
-        results = list(_run(cases, processes))
+        results = list(simulated(cases, processes))
     if len(results) == 1:  # then the figures are those of the whole command
         results = [replace(results[0], wall_s=time.time() - _started_s(), cpu_s=time.process_time())]
     if as_json:
@@ -203,42 +216,6 @@ def _started_s() -> float:
 
     started_s: float = psutil.Process().create_time()
     return started_s
-
-
-def _run(cases: "Sequence[Case]", processes: int | None) -> "Iterator[Result]":
-    """Results in the order of the cases, each as soon as it and all before it are there."""
-    from services.simulator.cases import simulate as simulate_case
-
-    wanted = min(processes or len(os.sched_getaffinity(0)), len(cases))
-    if wanted == 1:
-        yield from _shown((simulate_case(case) for case in cases), len(cases))
-        return
-    from joblib import Parallel, delayed
-    from joblib.externals.loky import get_reusable_executor
-
-    parallel = Parallel(n_jobs=wanted, return_as="generator")
-    try:
-        yield from _shown(parallel(delayed(simulate_case)(case) for case in cases), len(cases))
-    finally:  # else its processes wait for more to do, and hold what they inherited
-        get_reusable_executor().shutdown(kill_workers=True)
-
-
-def _shown(results: "Iterator[Result]", count: int) -> "Iterator[Result]":
-    """The same, with a bar on a terminal and lines elsewhere; for one run neither."""
-    if count == 1:
-        yield from results
-        return
-    from rich.console import Console
-    from rich.progress import track
-
-    console = Console(stderr=True)
-    if console.is_terminal:
-        yield from track(results, "simulating", count, console=console)
-        return
-    for done, result in enumerate(results, start=1):
-        jct = "none completed" if result.mean_jct_s is None else f"mean JCT {result.mean_jct_s:.1f} s"
-        print(f"{done}/{count} {result.run_id}: {jct}, {result.cpu_s:.1f} CPU s", file=sys.stderr, flush=True)
-        yield result
 
 
 def _show(results: "Sequence[Result]") -> None:

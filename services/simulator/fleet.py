@@ -33,6 +33,7 @@ from common.types import (
     ProfilePoint,
     ThroughputParameters,
 )
+from services.simulator.errors import EXACT, Errors
 from services.simulator.world import COLLECTOR, Happening
 
 NO_BATCH = JobConfig(atomic_batch=0)
@@ -70,6 +71,7 @@ class SimulatedJob:
     sampled: tuple[float, float] = (0.0, 0.0)
     """Steps and progress at the last sample."""
     max_profiled_replicas: int = 0
+    verified: bool = False
 
     @property
     def replicas(self) -> int:
@@ -90,19 +92,23 @@ Member = TypeVar("Member", bound=SimulatedJob)
 class Fleet(ABC, Generic[Member]):
     """All jobs of a world, by id. `running` are those that hold slots, in order of their starts."""
 
-    def __init__(self, restart_s: float, memory: Memory | None = None) -> None:
-        """With a `memory`, jobs start from what jobs of their application have shown."""
+    def __init__(self, restart_s: float, memory: Memory | None = None, errors: Errors = EXACT) -> None:
+        """With a `memory`, jobs start from what jobs of their application have shown. `errors` are in what
+        is known of them."""
         self.memory = memory
+        self.errors = errors
         self.restart_s = restart_s
         self.now_s = 0.0
         self.jobs: dict[str, Member] = {}
         self.running: dict[str, Member] = {}
-        self._verified: set[str] = set()
         self._happened: list[Happening] = []
 
     def kind(self, spec: JobSpec) -> Hashable:
         """Every job is different, unless a world says otherwise."""
         return spec.id
+
+    def fixed_s(self, spec: JobSpec) -> float:
+        return 0.0
 
     @abstractmethod
     def train(self, job: Member, seconds: float) -> None:
@@ -124,8 +130,9 @@ class Fleet(ABC, Generic[Member]):
         for job_id in [job_id for job_id in self.running if job_id not in named]:
             self._stop(self.running[job_id], now_s)
         for verify in orders.verifications:
-            if verify.spec.id not in self._verified:
-                self._verified.add(verify.spec.id)
+            job = self.jobs[verify.spec.id]
+            if not job.verified:
+                job.verified = True
                 self._verify(verify, now_s)
         return self.take_happened()
 
@@ -278,7 +285,7 @@ class Fleet(ABC, Generic[Member]):
             epoch=job.epoch,
             loss=math.nan,
             gain=gain,
-            statistics=job.statistics,
+            statistics=self._told_statistics(job),
         )
         self.tell(now_s, job.allocation[0].node, sample)
         job.window_s, job.sampled = 0.0, (job.steps, job.progress)
@@ -290,6 +297,7 @@ class Fleet(ABC, Generic[Member]):
         key = (len(job.placement), job.replicas, job.config.atomic_batch)
         if key in job.points:
             return False
+        step_s, sync_s = self.errors.told_times(job.spec.id, key, step_s, sync_s)
         job.points[key] = ProfilePoint(
             nodes=key[0],
             replicas=key[1],
@@ -306,7 +314,7 @@ class Fleet(ABC, Generic[Member]):
         fitted = ModelFitted(
             job_id=job.spec.id,
             parameters=parameters,
-            statistics=job.statistics,
+            statistics=self._told_statistics(job),
             error=error,
             points=len(job.points),
             fit_s=0.0,
@@ -320,8 +328,8 @@ class Fleet(ABC, Generic[Member]):
             self.fitted(job, *fit(points))
             return
         self.memory.learn_points(job.spec.application, job.spec.id, points)
-        if job.statistics:
-            self.memory.learn_statistics(job.spec.application, job.spec.id, job.statistics)
+        if statistics := self._told_statistics(job):
+            self.memory.learn_statistics(job.spec.application, job.spec.id, statistics)
         parameters, _ = self.model(job)
         assert parameters is not None, "the memory has learned at least this job's points"
         self.fitted(job, parameters, fit_error(parameters, points))
@@ -329,9 +337,12 @@ class Fleet(ABC, Generic[Member]):
     def model(self, job: Member) -> tuple[ThroughputParameters | None, GradientStatistics | None]:
         """By which a job chooses its batch."""
         if self.memory is None:
-            return job.parameters, job.statistics
+            return job.parameters, self._told_statistics(job)
         profile = self._profile(job)
         return profile.parameters, profile.statistics
+
+    def _told_statistics(self, job: Member) -> GradientStatistics | None:
+        return job.statistics and self.errors.told_statistics(job.statistics)
 
     def profiles(self, job_ids: Sequence[str]) -> tuple[JobProfile, ...]:
         known = [job for job_id in job_ids if (job := self.jobs.get(job_id))]
@@ -342,7 +353,7 @@ class Fleet(ABC, Generic[Member]):
             job_id=job.spec.id,
             points=tuple(job.points.values()),
             parameters=job.parameters,
-            statistics=job.statistics,
+            statistics=self._told_statistics(job),
             progress=job.progress,
             max_profiled_replicas=job.max_profiled_replicas,
             restart_s=self.restart_s,

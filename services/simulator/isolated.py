@@ -2,10 +2,11 @@
 
     rho = JCT / T(slots / mean number of active jobs during its life)
 
-T(n) is the time of the same job in the same world, alone on n slots from the first round after its
-submission on, packed on as few nodes as can be, with the batch of the largest goodput by its fitted model
-(Pollux's), the same rounds and the same start. Between two whole numbers of slots T is interpolated; below
-one slot it is one slot's time / share. Slots that a job cannot use it leaves.
+T(n) is the time of the same job in the same world up to its verified completion, alone on n slots from the
+first round after its submission on (in a prompt world at once), packed on as few nodes as can be, with the
+batch of the largest goodput by its fitted model (Pollux's), the same rounds and the same start. Between two
+whole numbers of slots T is interpolated; below one slot it is one slot's time / share, but for what no share
+makes longer. Slots that a job cannot use it leaves.
 """
 
 import math
@@ -14,7 +15,7 @@ from collections.abc import Hashable, Mapping, Sequence
 import numpy as np
 
 from common.goodput.model import BatchBounds, best_batch
-from common.protocol import JobOrder, Orders, TargetReached
+from common.protocol import JobOrder, JobRaised, Orders, TargetReached, VerificationDone, VerifyOrder
 from common.types import (
     Allocation,
     JobConfig,
@@ -27,9 +28,10 @@ from common.types import (
 )
 from services.scheduler.policies.placement import Board, to_allocation
 from services.scheduler.state import JobRecord
-from services.simulator.world import World
+from services.simulator.world import Happening, World
 
 MAX_ROUNDS = 1_000_000
+ENDS = (TargetReached, JobRaised)
 
 
 class Isolated:
@@ -46,11 +48,15 @@ class Isolated:
         """Seconds from submission to completion, alone on `share` slots, above 0."""
         first_round_s = max(math.ceil(submitted_s / self.round_s), 1) * self.round_s
         wait_s = 0.0 if self.world.prompt else first_round_s - submitted_s
+        spec = self.world.complete(spec)
         most = next(n for n in range(min(spec.max_replicas, self.slots), 0, -1) if can_share(n, spec))
         if share < 1:
-            return (wait_s + self._run_s(spec, 1)) / share
+            fixed_s = self.world.fixed_s(spec)
+            return fixed_s + (wait_s + self._run_s(spec, 1) - fixed_s) / share
         low, high = min(math.floor(share), most), min(math.ceil(share), most)
         low_s, high_s = self._run_s(spec, low), self._run_s(spec, high)
+        if math.inf in (low_s, high_s):
+            return math.inf
         return wait_s + low_s + (share - math.floor(share)) * (high_s - low_s)
 
     def _run_s(self, spec: JobSpec, slots: int) -> float:
@@ -61,27 +67,48 @@ class Isolated:
         return self._runs_s[key]
 
     def _simulate(self, spec: JobSpec, replicas: int) -> float:
-        """Seconds from its start to its end; infinity where it has none."""
+        """Seconds from its start to its verified end; infinity where it has none."""
         row = Board([node.slots for node in self.nodes]).pack(replicas)
         assert row is not None, "no more replicas than slots"
         allocation = to_allocation(row, self.nodes)
         self.world.complete(spec)
         start_s, generation, former = self._now_s, 0, None
-        end_s = math.inf
+        end: Happening | None = None
         for number in range(1, MAX_ROUNDS + 1):
             config = _best_config(spec, allocation, replicas, self.world.profiles((spec.id,)))
             if config != former:
                 generation, former = generation + 1, config
                 self.world.apply(self._orders(spec, generation, allocation, config), self._now_s)
-            due_s = start_s + number * self.round_s
-            while self._now_s < due_s and end_s == math.inf:
-                self._now_s, happened = self.world.advance(due_s)
-                ends_s = [h.t_s for h in happened if isinstance(h.what, TargetReached)]
-                end_s = min(ends_s, default=math.inf)
-            if end_s < math.inf:
+            end = self._wait_for(ENDS, start_s + number * self.round_s)
+            if end:
                 break
-        self.world.apply(self._orders(spec, generation + 1, (), None), self._now_s)
+        end_s = math.inf
+        if end and isinstance(end.what, TargetReached):
+            end_s = self._verify(spec, generation + 1, end.what, allocation[0].node, end.t_s)
+        self.world.apply(self._orders(spec, generation + 2, (), None), self._now_s)
         return end_s - start_s
+
+    def _wait_for(self, kinds: tuple[type, ...], until_s: float) -> Happening | None:
+        """The first fact of these kinds, up to then."""
+        while self._now_s < until_s:
+            self._now_s, happened = self.world.advance(until_s)
+            if found := [h for h in happened if isinstance(h.what, kinds)]:
+                return min(found, key=lambda happening: happening.t_s)
+        return None
+
+    def _verify(self, spec: JobSpec, version: int, claim: TargetReached, node: str, t_s: float) -> float:
+        """When the claim is confirmed."""
+        order = VerifyOrder(
+            spec=spec,
+            node=node,
+            checkpoint=claim.checkpoint,
+            metric=claim.metric,
+            progress=claim.progress,
+        )
+        orders = Orders(run_id="isolated", version=version, jobs=(), verifications=(order,))
+        at_once = [h for h in self.world.apply(orders, t_s) if isinstance(h.what, VerificationDone)]
+        done = at_once[0] if at_once else self._wait_for((VerificationDone,), math.inf)
+        return done.t_s if done else math.inf
 
     def _orders(
         self, spec: JobSpec, generation: int, allocation: Allocation, config: JobConfig | None

@@ -42,6 +42,11 @@ class World(Protocol):
         """Equal for jobs that would run alike, alone and with batches that adapt."""
         ...
 
+    def fixed_s(self, spec: JobSpec) -> float:
+        """Seconds of a job's life, alone, in which it does not train: on less than a slot they would be as
+        many. 0 where a world counts them to the training."""
+        ...
+
     def complete(self, spec: JobSpec) -> JobSpec:
         """A job of a workload file, with the bounds that this world sets to it."""
         ...

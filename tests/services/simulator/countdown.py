@@ -26,6 +26,9 @@ class Countdown:
     def kind(self, spec: JobSpec) -> Hashable:
         return spec.id
 
+    def fixed_s(self, spec: JobSpec) -> float:
+        return 0.0
+
     def complete(self, spec: JobSpec) -> JobSpec:
         return spec
 

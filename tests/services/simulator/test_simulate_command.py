@@ -10,11 +10,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+from msgspec import structs
 
 from analysis.summarize import main as summarize
 from services import cli
-from services.simulator.cases import LOCK_FILE
-from services.simulator.cli import THREADS
+from services.simulator.cases import LOCK_FILE, Case
+from services.simulator.cases import simulate as simulate_case
+from services.simulator.parallel import THREADS
+from tests.profiles import write_profiles
 
 TABLE = "name,time,application,num_replicas,batch_size\na,0,small,1,128\nb,30,small,2,256\n"
 PATIENCE_S = 30.0
@@ -197,7 +200,7 @@ def test_an_impossible_job_is_told_and_the_others_are_simulated(simulate, table:
 @pytest.mark.parametrize(
     ("changes", "complaint"),
     [
-        ({"--world": "mars"}, "--world 'mars': allowed: osdi21, synthetic"),
+        ({"--world": "mars"}, "--world 'mars': allowed: osdi21, calibrated, synthetic"),
         ({"--policy": "best"}, "policy 'best': not one of fixed"),
         ({"--workload": "nowhere.csv"}, "nowhere.csv: no such file"),
         ({"--nodes": "0"}, "'0': allowed: whole numbers from 1"),
@@ -260,3 +263,112 @@ def test_a_broken_row_is_named_by_its_number(simulate, table: Path, row: str) ->
     assert code == 2
     assert "row 3" in err
     assert len(err.splitlines()) == 1
+
+
+# --------------------------------------------------------------------------- the calibrated world
+
+JOBS = 'name = "two"\n[[job]]\napplication = "digits-cnn"\n[[job]]\napplication = "matfac"\nat_s = 2.0\n'
+
+
+@pytest.fixture
+def calibrated(tmp_path: Path) -> tuple[object, ...]:
+    profiles = write_profiles(tmp_path / "profiles", matfac=100)
+    return ("--world", "calibrated", "--profiles", profiles)
+
+
+def test_in_the_calibrated_world_a_workload_is_a_toml_file_or_a_table_or_a_set(
+    simulate, calibrated, tmp_path: Path
+) -> None:
+    toml, csv = tmp_path / "two.toml", tmp_path / "table.csv"
+    toml.write_text(JOBS)
+    rows = "digits-cnn-1,0,digits-cnn,1,16\nmatfac-2,2,matfac,1,256\n"
+    csv.write_text(TABLE.splitlines(keepends=True)[0] + rows)
+    code, out, _ = simulate(
+        "--workload", toml, "--workload", csv, "--policy", "fixed", *calibrated, "--json", "-j", 1
+    )
+    assert code == 0
+    first, second = json.loads(out)
+    assert first["label"] == "two"
+    assert first["jcts_s"] == second["jcts_s"]
+    assert first["jcts_s"].keys() == {"digits-cnn-1", "matfac-2"}
+    code, out, _ = simulate("--workload", "demo", "--policy", "fixed", *calibrated, "--json", "--fairness")
+    assert code == 0
+    result = json.loads(out)
+    assert len(result["jcts_s"]) == 9
+    assert result["rho"]["worst"] > 0.9
+    assert result["rounds"] > result["makespan_s"] / 4, "a round every two seconds, and others"
+
+
+def test_a_calibrated_run_is_clean_and_says_how_fast_its_slots_are(
+    simulate, calibrated, tmp_path: Path, capsys
+) -> None:
+    out = tmp_path / "out"
+    arguments = ("--workload", "demo", "--policy", "pollux", "--memory", *calibrated, "--out", out)
+    assert simulate(*arguments)[0] == 0
+    log = (out / "demo-pollux-0" / "events.jsonl").read_text()
+    assert log.count('"slot_speed":0.2') == 2
+    assert summarize([str(out), "--json"]) == 0
+    (run,) = json.loads(capsys.readouterr().out)
+    assert run["jobs"]["verified"] == 9
+
+
+@pytest.mark.parametrize(
+    ("changes", "complaint"),
+    [
+        ({"--profiles": "nowhere"}, "nowhere/machine.toml: cannot be read: No such file or directory; `coad"),
+        ({"--world": "synthetic"}, "only with --world calibrated"),
+        ({"--workload": "nowhere"}, "--workload nowhere: no such file"),
+        ({"--interference": "0.5"}, "--interference 0.5: only with --world osdi21"),
+        ({"--slots": "0"}, "'0': allowed: whole numbers from 1"),
+        ({"--slots": "5"}, "slots 5: allowed in calibrated: 1 to 4, as were measured"),
+    ],
+)
+def test_what_is_wrong_with_a_calibrated_run_is_one_line(
+    simulate, calibrated, changes, complaint: str
+) -> None:
+    world, profiles = calibrated[1], calibrated[3]
+    options = {"--workload": "demo", "--policy": "fixed", "--world": world, "--profiles": profiles, **changes}
+    code, out, err = simulate(*(part for pair in options.items() for part in pair))
+    assert (code, out) == (2, "")
+    assert complaint in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_workload_that_cannot_be_read_is_told_before_the_first_of_many_runs(
+    simulate, calibrated, table: Path, tmp_path: Path
+) -> None:
+    for world in (("--world", "synthetic"), calibrated):
+        good = "demo" if world is calibrated else table
+        bad = tmp_path / "bad.toml"
+        bad.write_text('[[job]]\napplication = "small"\nreplicas = 0\n')
+        out = tmp_path / "out"
+        code, _, err = simulate(
+            "--workload", good, "--workload", bad, "--policy", "fixed", *world, "--out", out
+        )
+        assert code == 2
+        assert "bad.toml: job 1: " in err
+        assert len(err.splitlines()) == 1
+        assert not out.exists()
+
+
+def test_arrivals_come_denser_by_the_load(tmp_path: Path) -> None:
+    path = tmp_path / "two.toml"
+    path.write_text(JOBS)
+    case = Case(
+        label="two",
+        workload=path,
+        policy="fixed",
+        world="calibrated",
+        traces=None,
+        nodes=1,
+        slots=1,
+        round_s=2.0,
+        interference=0.0,
+        seed=0,
+        restart_s=None,
+        out=None,
+        profiles=write_profiles(tmp_path / "profiles"),
+    )
+    usual, dense = simulate_case(case), simulate_case(structs.replace(case, load=2.0))
+    assert dense.jcts_s["digits-cnn-1"] == usual.jcts_s["digits-cnn-1"]
+    assert dense.jcts_s["matfac-2"] == pytest.approx(usual.jcts_s["matfac-2"] + 1.0), "it waits longer"

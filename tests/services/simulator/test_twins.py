@@ -1,0 +1,111 @@
+"""`coadapt fidelity`: a run that was itself simulated is its own twin."""
+
+import json
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from common.config import Config, RunConfig, SchedulerConfig
+from services import cli
+from services.simulator.cases import Case, simulate
+from services.simulator.parallel import THREADS
+from services.simulator.twins import twin
+from tests.profiles import write_profiles
+from tests.services.simulator.test_sensitivity import JOBS
+
+
+@pytest.fixture
+def experiment(tmp_path: Path) -> tuple[Path, Path]:
+    """A folder of two runs as a stack leaves them, and the profiles by which they were simulated."""
+    profiles, place, jobs = write_profiles(tmp_path / "profiles"), tmp_path / "made", tmp_path / "two.toml"
+    jobs.write_text(JOBS)
+    for policy in ("fixed", "pollux"):
+        made = Case(
+            label="two",
+            workload=jobs,
+            policy=policy,
+            world="calibrated",
+            traces=None,
+            profiles=profiles,
+            nodes=2,
+            slots=4,
+            round_s=1.5,
+            interference=0.0,
+            seed=3,
+            restart_s=None,
+            out=place,
+        )
+        simulate(made)
+        run = place / made.run_id
+        config = Config(run=RunConfig(seed=3), scheduler=SchedulerConfig(policy=policy))
+        config = msgspec.structs.replace(
+            config, collector=msgspec.structs.replace(config.collector, memory=False)
+        )
+        (run / "config.json").write_bytes(msgspec.json.encode(config))
+        (run / "workload.toml").write_text(JOBS)
+    return place, profiles
+
+
+@pytest.fixture
+def fidelity(capsys, monkeypatch):
+    """Runs the command in this process: exit code, output, errors."""
+    for name in THREADS:
+        monkeypatch.setenv(name, "1")
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["coadapt", "fidelity", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exited:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(exited.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+def test_a_twin_has_everything_from_the_run_itself(experiment: tuple[Path, Path]) -> None:
+    place, profiles = experiment
+    found = twin(place / "two-pollux-3", profiles, place)
+    assert (found.run_id, found.policy, found.seed) == ("two-pollux-3", "pollux", 3)
+    assert (found.round_s, found.nodes, found.slots, found.memory) == (1.5, 2, 4, False)
+
+
+def test_simulated_runs_agree_with_themselves_and_are_made_anew_each_time(fidelity, experiment) -> None:
+    place, profiles = experiment
+    for _ in range(2):
+        code, out, err = fidelity(place, "--profiles", profiles, "--json", "-j", 1)
+        assert code == 0, err
+        found = json.loads(out)
+        assert found["mean_jct_error"] == {"fixed": 0.0, "pollux": 0.0}
+        assert (found["sets_agreeing"], found["left_out"]) == (1, [])
+        assert found["rank_correlation"]["overall"] == 1.0
+        assert (place / "fidelity.json").read_text() == out
+    simulated = place.with_name("made-simulated")
+    assert {path.name for path in simulated.iterdir()} == {"two-fixed-3", "two-pollux-3"}
+    assert {path.name for path in place.parent.iterdir()} == {
+        "profiles",
+        "made",
+        "made-simulated",
+        "two.toml",
+    }
+
+
+def test_what_a_run_lacks_is_named(fidelity, experiment) -> None:
+    place, profiles = experiment
+    (place / "two-pollux-3" / "workload.toml").unlink()
+    code, _, err = fidelity(place, "--profiles", profiles)
+    assert code == 2
+    assert "two-pollux-3/workload.toml: no such file" in err
+    code, _, err = fidelity(place.parent / "profiles", "--profiles", profiles)
+    assert code == 2
+    assert "no run in it" in err
+
+
+def test_profiles_of_another_slot_speed_are_refused(fidelity, experiment) -> None:
+    place, profiles = experiment
+    machine = profiles / "machine.toml"
+    machine.write_text(machine.read_text().replace("slot_speed = 0.2", "slot_speed = 0.5"))
+    code, _, err = fidelity(place, "--profiles", profiles)
+    assert code == 2
+    assert "were measured at 0.5" in err
