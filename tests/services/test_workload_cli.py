@@ -1,0 +1,91 @@
+"""`coadapt workload`, in this process."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from services import cli
+from tests.profiles import write_profiles
+from workloads.tasks import applications
+from workloads.traces import read_workload
+
+
+@pytest.fixture(scope="module")
+def profiles(tmp_path_factory) -> Path:
+    return write_profiles(tmp_path_factory.mktemp("profiles"))
+
+
+@pytest.fixture
+def generate(capsys, monkeypatch, profiles):
+    """Exit code, output and errors of `coadapt workload generate` with these options."""
+
+    def run(*options: str) -> tuple[int, str, str]:
+        command = ["coadapt", "workload", "generate", "--profiles", str(profiles), *options]
+        monkeypatch.setattr(sys, "argv", command)
+        with pytest.raises(SystemExit) as exited:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(exited.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+def test_a_set_is_printed_or_written(generate, tmp_path) -> None:
+    code, printed, _ = generate("--set", "burst", "--requests", "realistic", "--seed", "3")
+    assert code == 0
+    path = tmp_path / "new" / "mine.toml"
+    written = generate("--set", "burst", "--requests", "realistic", "--seed", "3", "--out", str(path))
+    assert written == (0, f"{path}: written\n", "")
+    assert path.read_text(encoding="utf-8") == printed
+    assert read_workload(path, applications(), 8).seed == 3
+
+
+def test_all_sets_are_written_into_a_folder_each_under_its_own_name(generate, tmp_path) -> None:
+    code, out, _ = generate("--set", "all", "--requests", "all", "--out", str(tmp_path / "sets"))
+    assert code == 0
+    names = {path.stem for path in (tmp_path / "sets").iterdir()}
+    assert names == {
+        f"{name}-{kind}" for name in ("steady", "burst", "tail", "diurnal") for kind in ("tuned", "realistic")
+    }
+    assert out.count(": written\n") == len(names)
+
+
+def test_no_file_is_overwritten_unless_it_is_asked_for(generate, tmp_path) -> None:
+    path = tmp_path / "set.toml"
+    path.write_text("mine\n")
+    asked = "--set", "burst", "--requests", "realistic", "--out", str(path)
+    code, _, err = generate(*asked)
+    assert (code, path.read_text()) == (2, "mine\n")
+    assert str(path) in err
+    assert "--overwrite" in err
+    assert generate(*asked, "--overwrite") == (0, f"{path}: written\n", "")
+    assert generate(*asked) == (0, f"{path}: unchanged\n", "")
+
+
+def test_of_several_files_none_is_written_when_one_is_there(generate, tmp_path) -> None:
+    (tmp_path / "tail-realistic.toml").write_text("mine\n")
+    code, _, err = generate("--set", "all", "--requests", "realistic", "--out", str(tmp_path))
+    assert code == 2
+    assert "tail-realistic.toml" in err
+    assert [path.name for path in tmp_path.iterdir()] == ["tail-realistic.toml"]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--set", "calm"), ("--set 'calm'", "steady, burst, tail, diurnal, all")),
+        (("--set", "tail", "--requests", "wild"), ("--requests 'wild'", "tuned, realistic, all")),
+        (("--set", "all"), ("--out DIR",)),
+        (("--set", "tail", "--seed", "-1"), ("'-1'", "whole numbers from 0")),
+        (("--set", "tail", "--slots", "0"), ("'0'", "whole numbers from 1")),
+        (("--set", "tail", "--profiles", "nowhere"), ("nowhere", "machine.toml")),
+        (("--set", "tail", "--out", "/dev/null/x.toml"), ("--out /dev/null/x.toml", "cannot be written")),
+    ],
+)
+def test_what_is_wrong_is_named_with_what_is_allowed(generate, options, said) -> None:
+    code, out, err = generate(*options)
+    assert (code, out) == (2, "")
+    assert "Traceback" not in err
+    for text in said:
+        assert text in err
