@@ -1,13 +1,17 @@
 # make demo [POLICY=pollux|coadapt|throughput|dynamic|fixed|...]; make test; make install; make clean
+# make experiment [EXPERIMENT=FILE.toml] [SEEDS=N]; interrupted, the same again goes on
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
 POLICY ?= pollux
 INSTALLED := $(VENV)/.installed
+EXPERIMENT ?= workloads/experiments/cpu.toml
+RUNS := logs/$(basename $(notdir $(EXPERIMENT)))
+RESULTS := analysis/results
 
 export OMP_NUM_THREADS := 1
 
-.PHONY: install demo test lint clean
+.PHONY: install demo experiment test lint clean
 
 install: $(INSTALLED)
 
@@ -18,6 +22,17 @@ $(INSTALLED): pyproject.toml constraints.txt
 
 demo: $(INSTALLED)
 	$(BIN)/coadapt run workloads/sets/demo.toml --policy $(POLICY)
+
+# A run that is not clean (exit code 1) does not keep the others from being compared, but fails the target.
+experiment: $(INSTALLED)
+	@failed=0; \
+	for step in "experiment $(EXPERIMENT) $(if $(SEEDS),--seeds $(SEEDS))" "compare $(RUNS) --out $(RESULTS)" \
+		"fidelity $(RUNS) --out $(RESULTS)" "sensitivity --world calibrated --out $(RESULTS)"; \
+	do \
+		echo "coadapt $$step"; $(BIN)/coadapt $$step; code=$$?; \
+		if [ $$code -gt 1 ]; then exit $$code; elif [ $$code -eq 1 ]; then failed=1; fi; \
+	done; \
+	exit $$failed
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

@@ -12,13 +12,17 @@ from common.config import Config
 from common.lifecycle import UserError
 from common.protocol import GetJobs, JobAccepted, JobRow, JobTable, Refused, Request, SubmitJob
 from common.transport import RequestClient, load_keys
-from common.types import JobState
+from common.types import ApplicationSpec, JobState
 from workloads.tasks import UnknownApplication, applications
 from workloads.traces import Workload, read_workload, single_job
 
 SILENCE_S = 0.7
 """Three times so long without a sign of the scheduler, and nobody is there."""
 Answer = TypeVar("Answer")
+
+
+def say(line: str) -> None:
+    print(line, flush=True)
 
 
 class Client:
@@ -55,11 +59,12 @@ class Arrivals:
     """The jobs of a workload, each submitted when its time has come; time starts now.
 
     A job table has all active jobs but only the newest of the others, so what was seen to end is remembered,
-    and a job that was accepted and is not in the table has ended."""
+    and a job that was accepted and is not in the table has ended. `tell` gets a line on each submission."""
 
-    def __init__(self, client: Client, workload: Workload) -> None:
+    def __init__(self, client: Client, workload: Workload, tell: Callable[[str], None] = say) -> None:
         self.job_ids = {row.spec.id for row in workload.rows}
         self._client = client
+        self._tell = tell
         self._submitted: set[str] = set()
         self._ended: dict[str, JobRow] = {}
         self._waiting = deque(workload.rows)
@@ -74,8 +79,21 @@ class Arrivals:
             spec = self._waiting.popleft().spec
             accepted = self._client.ask(SubmitJob(spec=spec), JobAccepted)
             self._submitted.add(spec.id)
-            print(f"{spec.id}: {'already accepted' if accepted.duplicate else 'submitted'}", flush=True)
+            self._tell(f"{spec.id}: {'already accepted' if accepted.duplicate else 'submitted'}")
         return math.inf
+
+    def over(self, timeout_s: float = math.inf) -> Callable[[JobTable], bool]:
+        """What submits, at each table that it is shown, what is due, and says whether all have ended, or the
+        time is over, which counts from now."""
+        deadline_s = time.monotonic() + timeout_s
+
+        def over(table: JobTable) -> bool:
+            if self.all_ended(table) or time.monotonic() > deadline_s:
+                return True
+            self.submit_due()
+            return False
+
+        return over
 
     def all_ended(self, table: JobTable) -> bool:
         """Whether all were submitted, before the table was asked for, and have ended."""
@@ -102,14 +120,19 @@ class Arrivals:
         self._ended |= {row.id: row for row in table.jobs if row.state.terminal and row.id in self.job_ids}
 
 
+def known_applications(config: Config) -> dict[str, ApplicationSpec]:
+    """Raises UserError for a configured module that cannot be used."""
+    try:
+        return applications(config.applications.modules)
+    except UnknownApplication as error:
+        raise UserError(str(error)) from error
+
+
 def workload_reader(
     config: Config, file: Path | None, fields: dict[str, Any]
 ) -> Callable[[int | None], Workload]:
     """What reads and checks the workload, given the number of slots of the cluster."""
-    try:
-        known = applications(config.applications.modules)
-    except UnknownApplication as error:
-        raise UserError(str(error)) from error
+    known = known_applications(config)
     if file is not None:
         return lambda slots: read_workload(file, known, slots)
     default_id = f"{fields['application']}-{secrets.token_hex(3)}"

@@ -1,0 +1,275 @@
+"""The folder of an experiment: what of it is done, what was lost, and what a killed command left behind.
+
+<experiment>/experiment.json            definition, settings, machine, versions, date
+             <set>-<policy>-<seed>/     a run: its log and workload.toml; done when run.json is there too
+             lost/<run>-<attempt>/      runs that were noisy, failed or were interrupted, and repeated
+"""
+
+import contextlib
+import fcntl
+import os
+import platform
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+
+from common import __version__
+from common.config import PREFIX, Config
+from common.lifecycle import UserError
+from common.types import Struct
+from services.experiment.plan import Definition, Run
+
+RUN_FILE = "run.json"
+EXPERIMENT_FILE = "experiment.json"
+WORKLOAD_FILE = "workload.toml"
+LOCK_FILE = ".experiment.lock"
+LOST = "lost"
+MEMORY_FILE = "memory.json"
+STOP_S = 5.0
+SAME = ("requests", "nodes", "timeout_s")
+"""Keys of the definition, and then sections of the configuration, that all runs of an experiment share."""
+SAME_SECTIONS = ("scheduler", "collector", "agent", "trainer", "applications")
+
+
+class RunRecord(Struct, frozen=True):
+    """`run.json`. What is not known of a run that was interrupted, or whose stack did not come up, is null.
+
+    `verified`: every job of the workload was completed and verified. `reason` says all that is wrong."""
+
+    set: str
+    requests: str
+    policy: str
+    seed: int
+    attempt: int
+    started: str | None = None
+    """ISO 8601, with the zone."""
+    wall_s: float | None = None
+    """The whole run, the stack's start and stop included."""
+    load_before: float | None = None
+    load_mean: float | None = None
+    steal_fraction: float | None = None
+    foreign_cpu_fraction: float | None = None
+    peak_memory_bytes: int | None = None
+    verified: bool = False
+    audit_clean: bool = False
+    noisy: bool = False
+    reason: str = ""
+
+    @property
+    def clean(self) -> bool:
+        return not self.reason
+
+
+class Folder:
+    def __init__(self, path: Path, definition: Definition) -> None:
+        self.path = path.resolve()
+        self.definition = definition
+
+    def of(self, run: Run) -> Path:
+        return self.path / run.name
+
+    def records(self, runs: Sequence[Run]) -> dict[Run, RunRecord]:
+        """Of the runs that are done. Raises UserError for a record that cannot be read."""
+        found = {}
+        for run in runs:
+            file = self.of(run) / RUN_FILE
+            try:
+                found[run] = msgspec.json.decode(file.read_bytes(), type=RunRecord)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise UserError(f"{file}: cannot be read: {error.strerror}") from error
+            except (msgspec.DecodeError, UnicodeDecodeError) as error:
+                raise UserError(f"{file}: {error}; move its folder away, and it is repeated") from error
+        return found
+
+    def attempt(self, run: Run) -> int:
+        """The number of the next one, from 1."""
+        pattern = re.compile(re.escape(run.name) + r"-(\d+)")
+        names = [path.name for path in (self.path / LOST).glob(f"{run.name}-*")]
+        return 1 + max((int(match[1]) for name in names if (match := pattern.fullmatch(name))), default=0)
+
+    def record(self, run: Run, attempt: int, **values: Any) -> RunRecord:
+        return RunRecord(
+            set=run.set,
+            requests=self.definition.requests,
+            policy=run.policy,
+            seed=run.seed,
+            attempt=attempt,
+            **values,
+        )
+
+    def lose(self, run: Run, record: RunRecord) -> Path:
+        """Put a run aside, so that it can be repeated."""
+        (self.path / LOST).mkdir(exist_ok=True)
+        place = self.path / LOST / f"{run.name}-{record.attempt}"
+        self.of(run).rename(place)
+        write_json(place / RUN_FILE, record)
+        return place
+
+    def lose_halves(self, runs: Sequence[Run]) -> list[str]:
+        """Put aside what was interrupted of these; returns the names. Nobody else may be at work here."""
+        names = []
+        for run in runs:
+            if self.of(run).exists() and not (self.of(run) / RUN_FILE).exists():
+                self.lose(run, self.record(run, self.attempt(run), reason="interrupted"))
+                names.append(run.name)
+            for place in (self.path / LOST).glob(f"{run.name}-*"):  # moved, and killed before it was recorded
+                number = place.name.removeprefix(f"{run.name}-")
+                if number.isdecimal() and not (place / RUN_FILE).exists():
+                    write_json(place / RUN_FILE, self.record(run, int(number), reason="interrupted"))
+        return names
+
+    def lose_unclean(self, runs: Sequence[Run]) -> None:
+        """Put aside what was kept though it was not clean."""
+        for run, record in self.records(runs).items():
+            if not record.clean:
+                self.lose(run, record)
+
+    def check_workloads(self, texts: Mapping[tuple[str, int], str]) -> None:
+        """Raises UserError where a run that is there had other jobs than its set has now: policies can only
+        be compared on the same jobs. Files by set and seed."""
+        for policy in self.definition.policies:
+            for (name, seed), text in texts.items():
+                file = self.of(Run(set=name, policy=policy, seed=seed)) / WORKLOAD_FILE
+                if file.exists() and file.read_text(encoding="utf-8") != text:
+                    raise UserError(
+                        f"{file}: the set has changed since, or the profiles; move {self.path} away, or give "
+                        "the definition another name"
+                    )
+
+    def settle(self, config: Config) -> None:
+        """Write down under what conditions the runs are made; `config` is the experiment's. Raises UserError
+        where those that are there were made under others: they could not be compared."""
+        file = self.path / EXPERIMENT_FILE
+        now = conditions(self.definition, config)
+        date = datetime.now().astimezone().isoformat(timespec="seconds")
+        try:
+            former = msgspec.json.decode(file.read_bytes())
+            differences = _differences(former["conditions"], now)
+            date = former["date"]
+        except FileNotFoundError:
+            differences = []
+        except (
+            OSError,
+            msgspec.DecodeError,
+            UnicodeDecodeError,
+            KeyError,
+            TypeError,
+            AttributeError,
+        ) as error:
+            raise UserError(f"{file}: not what an experiment writes: {error!r}") from error
+        if differences:
+            raise UserError(
+                f"{self.path}: its runs were made under other conditions: {'; '.join(differences)}; "
+                "move the folder away, or give the definition another name"
+            )
+        whole = {
+            "name": self.definition.name,
+            "date": date,
+            "machine": now["machine"],
+            "versions": now["versions"],
+            "definition": msgspec.to_builtins(self.definition),
+            "conditions": now,
+        }
+        write_json(file, whole)
+
+    @contextlib.contextmanager
+    def claimed(self) -> Iterator[None]:
+        """Within the block no other command works in the folder. Raises UserError where one does."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / LOCK_FILE).open("wb")
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be used: {error.strerror}") from error
+        with lock:
+            try:  # the system unlocks what a process held, however it ended: no claim outlives its owner
+                fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise UserError(f"{self.path}: another command is at work on this experiment") from error
+            yield
+
+    def leftovers(self) -> list[psutil.Process]:
+        """Living processes of stacks that write here."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if process.environ().get(f"{PREFIX}RUN_LOGS_DIR") == str(self.path):
+                    found.append(process)
+            except psutil.Error:
+                continue  # gone, a zombie, or another user's
+        return found
+
+    def end_leftovers(self) -> int:
+        """End what a killed command has left running here; returns how many processes that were."""
+        count = len(left := self.leftovers())
+        for act in (psutil.Process.terminate, psutil.Process.kill):
+            for process in left:
+                with contextlib.suppress(psutil.Error):
+                    act(process)
+            psutil.wait_procs(left, timeout=STOP_S)
+            left = self.leftovers()
+        if left:
+            pids = " ".join(str(process.pid) for process in left)
+            raise UserError(f"{self.path}: stacks of a killed experiment cannot be ended: kill {pids}")
+        return count
+
+
+def conditions(definition: Definition, config: Config) -> dict[str, Any]:
+    """What all runs of an experiment have in common, as JSON has it."""
+    sections = msgspec.json.decode(msgspec.json.encode(config))
+    del sections["scheduler"]["policy"], sections["collector"]["memory_file"]  # each run has its own
+    return {
+        **{key: getattr(definition, key) for key in SAME},
+        **{section: sections[section] for section in SAME_SECTIONS},
+        "machine": machine(),
+        "versions": {
+            "coadapt": __version__,
+            "python": platform.python_version(),
+            "torch": version("torch"),
+        },
+    }
+
+
+def machine() -> dict[str, Any]:
+    return {
+        "processor": _processor(),
+        "cores": psutil.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def _differences(former: dict[str, Any], now: dict[str, Any], where: str = "") -> list[str]:
+    found = []
+    for key in dict.fromkeys([*former, *now]):
+        old, new = former.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            found += _differences(old, new, f"{where}{key}.")
+        elif old != new:
+            found.append(f"{where}{key} was {old}, is {new}")
+    return found
+
+
+def write_json(file: Path, value: object) -> None:
+    """Whole or not at all, and on the disk."""
+    draft = file.with_name(f".{file.name}.draft")
+    with draft.open("wb") as stream:
+        stream.write(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+    draft.replace(file)

@@ -1,0 +1,109 @@
+"""What `coadapt experiment` refuses, and what it says without running anything."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from services import cli
+from services.experiment.folder import RUN_FILE, Folder, write_json
+from services.experiment.plan import planned, read_definition
+
+SET = '[[job]]\napplication = "digits-cnn"\n'
+DEFINITION = 'policies = ["fixed", "pollux"]\nsets = ["mine.toml"]\nseeds = [1, 2]\n'
+
+
+@pytest.fixture
+def command(tmp_path, monkeypatch, capsys):
+    """Runs the command in this process, in a folder that has a set; returns code, output, errors."""
+    (tmp_path / "mine.toml").write_text(SET)
+    (tmp_path / "some.toml").write_text(DEFINITION)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COADAPT_LOGS_DIR", raising=False)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["coadapt", "experiment", *arguments])
+        with pytest.raises(SystemExit) as exited:
+            cli.main()
+        captured = capsys.readouterr()
+        return int(exited.value.code or 0), captured.out, captured.err
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["none.toml"], "none.toml: cannot be read"),
+        (["some.toml", "--policy", "sia"], "--policy 'sia': allowed: fixed, pollux"),
+        (["some.toml", "--set", "tail"], "--set 'tail': allowed: mine"),
+        (["some.toml", "--seeds", "0"], "'0': allowed: whole numbers from 1"),
+        (["some.toml", "--engine", "cloud"], "--engine 'cloud': allowed: dask, loky, multiprocessing, seq"),
+        (["some.toml", "-j", "none"], "'none': allowed: whole numbers from 1"),
+    ],
+)
+def test_bad_options_exit_2_in_one_line(command, arguments, told):
+    code, out, err = command(*arguments)
+    assert (code, out) == (2, "")
+    (line,) = err.splitlines()
+    assert told in line
+    assert not Path("logs").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (DEFINITION.replace("pollux", "sia"), "policy 'sia': not one of"),
+        (DEFINITION.replace("pollux", "optimus"), "only a simulator knows"),
+        (DEFINITION + "nodes = 3", "nodes 3: allowed: 2, the agents of"),
+        (DEFINITION.replace("mine", "other"), "other.toml: cannot be read"),
+        (DEFINITION.replace("mine.toml", "steady") + 'profiles = "none"', "none"),
+    ],
+)
+def test_what_no_run_could_do_is_told_before_the_first(command, text, told):
+    Path("some.toml").write_text(text)
+    code, out, err = command("some.toml")
+    assert (code, out) == (2, "")
+    assert told in err
+    assert not Path("logs").exists()
+
+
+def test_a_machine_that_is_too_busy_is_refused_with_3(command):
+    Path("some.toml").write_text(DEFINITION + "[guard]\nwatch_s = 0.2\nbusy_before = 1e-9\n")
+    code, _, err = command("some.toml")
+    assert code == 3
+    assert "coadapt: the machine is busy: " in err
+    assert "raise the bounds of [guard]" in err
+    assert [path.name for path in Path("logs/some").iterdir() if path.is_dir()] == []
+
+
+def test_a_dry_run_shows_the_plan_and_what_is_left_of_it(command):
+    definition = read_definition(Path("some.toml"))
+    folder = Folder(Path("logs/some"), definition)
+    first, second, *_ = planned(definition)
+    for run, reason in ((first, ""), (second, "noisy")):
+        folder.of(run).mkdir(parents=True)
+        write_json(folder.of(run) / RUN_FILE, folder.record(run, 1, wall_s=150.0, reason=reason))
+    code, out, _ = command("some.toml", "--dry-run")
+    assert code == 0
+    assert [line.split() for line in out.splitlines()] == [
+        ["1", "mine-fixed-1", "done"],
+        ["2", "mine-pollux-1", "done,", "not", "clean:", "noisy"],
+        ["3", "mine-pollux-2", "to", "do"],
+        ["4", "mine-fixed-2", "to", "do"],
+        *[f"2 of 4 runs to do, about 5 min, into {folder.path}".split()],
+    ]
+
+
+def test_an_experiment_that_is_done_runs_nothing_and_says_what_is_not_clean(command):
+    definition = read_definition(Path("some.toml"))
+    folder = Folder(Path("logs/some"), definition)
+    for run in planned(definition):
+        folder.of(run).mkdir(parents=True)
+        reason = "too noisy" if run.name == "mine-fixed-2" else ""
+        write_json(folder.of(run) / RUN_FILE, folder.record(run, 1, wall_s=1.0, reason=reason))
+    code, out, err = command("some.toml")
+    assert code == 1
+    assert err == "coadapt: mine-fixed-2: not clean: too noisy\n"
+    assert out.splitlines() == [f"3 of 4 runs are clean: {folder.path}", "next: coadapt compare logs/some"]
+    assert command("some.toml", "--policy", "pollux")[0] == 0

@@ -1,0 +1,177 @@
+"""What is done, what is lost, and what is repeated."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from common.config import Config
+from common.lifecycle import UserError
+from services.experiment.folder import LOST, RUN_FILE, WORKLOAD_FILE, Folder, RunRecord, write_json
+from services.experiment.plan import Definition, Run, planned
+
+DEFINITION = Definition(policies=("fixed", "pollux"), sets=("tail",), seeds=(1, 11), name="some")
+FIRST, SECOND, *_ = RUNS = planned(DEFINITION)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    folder = Folder(tmp_path / "some", DEFINITION)
+    folder.path.mkdir()
+    return folder
+
+
+def half(folder: Folder, run: Run) -> Path:
+    folder.of(run).mkdir()
+    (folder.of(run) / "events.jsonl").write_text("")
+    return folder.of(run)
+
+
+def whole(folder: Folder, run: Run, reason: str = "") -> RunRecord:
+    half(folder, run)
+    record = folder.record(run, folder.attempt(run), wall_s=9.0, reason=reason)
+    write_json(folder.of(run) / RUN_FILE, record)
+    return record
+
+
+def test_a_run_is_done_when_its_record_is_there(folder: Folder) -> None:
+    record = whole(folder, FIRST)
+    half(folder, SECOND)
+    assert folder.records(RUNS) == {FIRST: record}
+
+
+def test_the_record_has_every_field_and_says_null_for_what_is_not_known(folder: Folder) -> None:
+    whole(folder, FIRST)
+    fields = json.loads((folder.of(FIRST) / RUN_FILE).read_text())
+    assert list(fields) == list(RunRecord.__struct_fields__)
+    assert fields["peak_memory_bytes"] is None
+    assert (fields["set"], fields["policy"], fields["seed"], fields["requests"]) == (
+        "tail",
+        "fixed",
+        1,
+        "tuned",
+    )
+
+
+def test_half_a_run_is_put_aside_and_a_whole_one_kept(folder: Folder) -> None:
+    whole(folder, FIRST)
+    half(folder, SECOND)
+    assert folder.lose_halves(RUNS) == [SECOND.name]
+    assert not folder.of(SECOND).exists()
+    place = folder.path / LOST / f"{SECOND.name}-1"
+    assert (place / "events.jsonl").exists()
+    assert msgspec.json.decode((place / RUN_FILE).read_bytes(), type=RunRecord).reason == "interrupted"
+    assert folder.lose_halves(RUNS) == []
+
+
+def test_a_move_that_was_killed_in_the_middle_is_completed(folder: Folder) -> None:
+    half(folder, FIRST)
+    (folder.path / LOST).mkdir()
+    folder.of(FIRST).rename(folder.path / LOST / f"{FIRST.name}-4")
+    folder.lose_halves(RUNS)
+    record = (folder.path / LOST / f"{FIRST.name}-4" / RUN_FILE).read_bytes()
+    assert msgspec.json.decode(record, type=RunRecord).attempt == 4
+
+
+def test_attempts_are_numbered_after_those_that_were_lost_of_this_run_alone(folder: Folder) -> None:
+    assert folder.attempt(FIRST) == 1
+    for _ in range(2):
+        folder.lose(FIRST, whole(folder, FIRST, "noisy"))
+    eleventh = Run(set="tail", policy="fixed", seed=11)
+    folder.lose(eleventh, whole(folder, eleventh, "noisy"))
+    assert folder.attempt(FIRST) == 3
+    assert folder.attempt(eleventh) == 2
+    assert sorted(path.name for path in (folder.path / LOST).iterdir()) == [
+        "tail-fixed-1-1",
+        "tail-fixed-1-2",
+        "tail-fixed-11-1",
+    ]
+
+
+def test_only_runs_that_are_not_clean_are_repeated_on_demand(folder: Folder) -> None:
+    clean = whole(folder, FIRST)
+    whole(folder, SECOND, "noisy")
+    folder.lose_unclean(RUNS)
+    assert folder.records(RUNS) == {FIRST: clean}
+    assert folder.attempt(SECOND) == 2
+
+
+def test_a_record_that_is_no_record_is_named(folder: Folder) -> None:
+    half(folder, FIRST)
+    (folder.of(FIRST) / RUN_FILE).write_text("{}")
+    with pytest.raises(UserError, match=r"tail-fixed-1/run.json: .*move its folder away"):
+        folder.records(RUNS)
+
+
+def test_only_one_command_works_in_a_folder(folder: Folder) -> None:
+    code = (
+        "import sys; from pathlib import Path\n"
+        "from services.experiment.folder import Folder\n"
+        "with Folder(Path(sys.argv[1]), None).claimed(): pass"
+    )
+    command = [sys.executable, "-c", code, str(folder.path)]
+    root = Path(__file__).parents[3]
+    with folder.claimed():
+        other = subprocess.run(command, cwd=root, capture_output=True, text=True)
+    assert "another command is at work on this experiment" in other.stderr
+    assert subprocess.run(command, cwd=root).returncode == 0
+
+
+def test_what_is_known_of_the_experiment_is_written_once_and_other_conditions_are_refused(
+    folder: Folder, tmp_path: Path
+) -> None:
+    folder.settle(Config())
+    written = json.loads((folder.path / "experiment.json").read_text())
+    assert written["name"] == "some"
+    assert written["definition"]["policies"] == ["fixed", "pollux"]
+    assert written["machine"]["cores"] >= 1
+    assert set(written["versions"]) == {"coadapt", "python", "torch"}
+    more = msgspec.structs.replace(DEFINITION, seeds=(1, 11, 12), attempts=5)
+    Folder(folder.path, more).settle(Config())
+    again = json.loads((folder.path / "experiment.json").read_text())
+    assert again["definition"]["seeds"] == [1, 11, 12]
+    assert again["date"] == written["date"]
+    other = msgspec.structs.replace(DEFINITION, requests="realistic")
+    with pytest.raises(UserError, match=r"other conditions: requests was tuned, is realistic; move"):
+        Folder(folder.path, other).settle(Config())
+    config = msgspec.structs.replace(
+        Config(), scheduler=msgspec.structs.replace(Config().scheduler, policy="fixed", round_s=5.0)
+    )
+    with pytest.raises(UserError, match=r"conditions: scheduler.round_s was 2.0, is 5.0; move"):
+        folder.settle(config)
+
+
+def test_a_set_that_has_changed_since_a_run_is_refused(folder: Folder) -> None:
+    whole(folder, FIRST)
+    (folder.of(FIRST) / WORKLOAD_FILE).write_text("as it was")
+    folder.check_workloads({("tail", 1): "as it was", ("tail", 11): "as it is"})
+    with pytest.raises(UserError, match=r"tail-fixed-1/workload.toml: the set has changed"):
+        folder.check_workloads({("tail", 1): "as it is"})
+
+
+def test_processes_that_write_here_are_found_and_ended_and_no_others(folder: Folder, tmp_path: Path) -> None:
+    sleep = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
+    pipe = subprocess.PIPE
+    others = {name: value for name, value in os.environ.items() if not name.startswith("COADAPT_")}
+    with (
+        subprocess.Popen(
+            sleep, stdout=pipe, env={**others, "COADAPT_RUN_LOGS_DIR": str(folder.path)}
+        ) as ours,
+        subprocess.Popen(sleep, stdout=pipe, env={**others, "COADAPT_RUN_LOGS_DIR": str(tmp_path)}) as other,
+    ):
+        try:
+            for process in (ours, other):
+                assert process.stdout is not None
+                process.stdout.readline()
+            assert [process.pid for process in folder.leftovers()] == [ours.pid]
+            assert folder.end_leftovers() == 1
+            assert ours.poll() is not None
+            assert other.poll() is None
+            assert folder.end_leftovers() == 0
+        finally:
+            ours.kill()
+            other.kill()

@@ -1,0 +1,184 @@
+"""The definition of an experiment, its runs in their order, and the workload of each."""
+
+from pathlib import Path
+
+import pytest
+
+from common.config import Config
+from common.lifecycle import UserError
+from services.experiment.plan import (
+    Definition,
+    Run,
+    configured,
+    expected_s,
+    only,
+    planned,
+    read_definition,
+    shifted,
+    whole_toml,
+    with_seeds,
+    workloads_of,
+)
+from tests.profiles import write_profiles
+from workloads.generate import RECIPES
+from workloads.tasks import applications
+from workloads.traces import read_workload
+
+ROOT = Path(__file__).parents[3]
+POLICIES = ("fixed", "dynamic", "pollux")
+DEFINITION = Definition(policies=POLICIES, sets=("steady", "burst", "tail", "diurnal"), seeds=(1, 2))
+OWN_SET = """
+name = "mine"
+seed = 5
+
+[[job]]
+application = "digits-cnn"
+id = "first"
+settings = { learning_rate = 1e-05 }
+
+[[job]]
+application = "matfac"
+at_s = 1.5
+seed = 7
+batch_size = 512
+replicas = 2
+"""
+
+
+def defined(folder: Path, text: str) -> Definition:
+    (folder / "some.toml").write_text(text)
+    return read_definition(folder / "some.toml")
+
+
+def test_policies_of_the_same_jobs_run_one_after_the_other_seed_by_seed() -> None:
+    runs = planned(DEFINITION)
+    groups = [runs[first : first + 3] for first in range(0, len(runs), 3)]
+    assert [{(run.seed, run.set) for run in group} for group in groups] == [
+        {(seed, name)} for seed in (1, 2) for name in DEFINITION.sets
+    ]
+    assert all({run.policy for run in group} == set(POLICIES) for group in groups)
+
+
+def test_every_policy_is_first_in_its_turn() -> None:
+    firsts = [run.policy for run in planned(DEFINITION)[::3]]
+    assert firsts == ["fixed", "dynamic", "pollux", "fixed", "dynamic", "pollux", "fixed", "dynamic"]
+
+
+def test_more_seeds_leave_the_order_of_those_before_as_it_was() -> None:
+    more = with_seeds(DEFINITION, 4)
+    assert more.seeds == (1, 2, 3, 4)
+    assert planned(more)[: len(planned(DEFINITION))] == planned(DEFINITION)
+    assert with_seeds(DEFINITION, 1).seeds == (1,)
+
+
+def test_the_plan_can_be_restricted_and_what_is_not_in_it_is_named() -> None:
+    runs = only(planned(DEFINITION), ["pollux"], ["tail"])
+    assert runs == [Run(set="tail", policy="pollux", seed=seed) for seed in (1, 2)]
+    with pytest.raises(UserError, match=r"--policy 'sia': allowed: fixed, dynamic, pollux"):
+        only(planned(DEFINITION), ["sia"], [])
+    with pytest.raises(UserError, match="--set 'demo': allowed: steady, burst, tail, diurnal"):
+        only(planned(DEFINITION), [], ["demo"])
+
+
+def test_a_policy_with_numbers_has_a_folder_of_its_own() -> None:
+    run = Run(set="tail", policy="pollux:power=0,adapt_batch=false", seed=1)
+    assert run.name == "tail-pollux-power-0-adapt_batch-false-1"
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("policies = [", "not valid TOML"),
+        ('sets = ["tail"]\nseeds = [1]', "policies"),
+        ('policies = []\nsets = ["tail"]\nseeds = [1]', "policies"),
+        ('policies = ["fixed"]\nsets = ["tail"]\nseeds = ["one"]', "seeds"),
+        ('policies = ["fixed"]\nsets = ["tail"]\nseeds = [-1]', "seeds"),
+        ('policies = ["fixed"]\nsets = ["tail"]\nseeds = [1, 1]', "seeds: 1 stands in it twice"),
+        ('policies = ["fixed"]\nsets = ["night"]\nseeds = [1]', "'night': allowed: burst, diurnal, steady"),
+        ('policies = ["fixed"]\nsets = ["a/x.toml", "b/x.toml"]\nseeds = [1]', "the folder x-fixed-1"),
+        ('policies = ["fixed"]\nsets = ["tail"]\nseeds = [1]\nnodes = 0', "nodes"),
+        ('policies = ["fixed"]\nsets = ["tail"]\nseeds = [1]\nname = "../x"', "name '../x': allowed"),
+        ('policies = ["fixed"]\nsets = ["tail"]\nseeds = [1]\ntimeout_s = nan', "timeout_s"),
+        ('policies = ["fixed"]\nsets = ["tail"]\nseeds = [1]\nspeed = 1', "slot_speed"),
+        ('policies = ["fixed"]\nsets = ["tail"]\nseeds = [1]\n[guard]\nsteal = 2.0', "guard.steal"),
+        ('policies = ["fixed"]\nsets = ["tail"]\nseeds = [1]\n[guard]\nload = 2.0', "busy_before"),
+    ],
+)
+def test_a_bad_definition_is_refused_by_file_and_key(tmp_path: Path, text: str, told: str) -> None:
+    with pytest.raises(UserError) as caught:
+        defined(tmp_path, text)
+    assert str(caught.value).startswith(str(tmp_path / "some.toml"))
+    assert told in str(caught.value)
+
+
+def test_a_definition_that_is_missing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"none.toml: cannot be read: No such file"):
+        read_definition(tmp_path / "none.toml")
+
+
+def test_the_experiment_of_the_project_is_valid() -> None:
+    definition = read_definition(ROOT / "workloads/experiments/cpu.toml")
+    assert definition.name == "cpu"
+    assert set(definition.sets) == set(RECIPES)
+    assert len(planned(definition)) == 5 * 4 * 3
+    assert expected_s(planned(definition), {}, definition.run_s) < 2.25 * 3600
+
+
+def test_the_cluster_and_the_memory_are_those_of_the_definition(tmp_path: Path) -> None:
+    text = 'policies = ["fixed"]\nsets = ["tail"]\nseeds = [1]\nslots = 3\nslot_speed = 0.5'
+    config = configured(Config(), defined(tmp_path, text))
+    assert (config.agent.slots, config.agent.slot_speed, config.collector.memory) == (3, 0.5, False)
+
+
+def test_a_set_of_the_users_own_is_found_beside_the_definition_and_shifted_by_the_seed(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "mine.toml").write_text(OWN_SET)
+    definition = defined(tmp_path, 'policies = ["fixed"]\nsets = ["mine.toml"]\nseeds = [1, 2]')
+    assert planned(definition)[0].name == "mine-fixed-1"
+    workloads = workloads_of(definition, applications())
+    plain = read_workload(tmp_path / "mine.toml", applications())
+    seeds = []
+    for seed in (1, 2):
+        workload, text = workloads("mine", seed)
+        assert workload == shifted(plain, seed)
+        (tmp_path / "written.toml").write_text(text)
+        assert read_workload(tmp_path / "written.toml", applications()) == workload
+        assert [row.at_s for row in workload.rows] == [row.at_s for row in plain.rows]
+        seeds += [row.spec.seed for row in workload.rows]
+    assert len(set(seeds)) == 4
+
+
+def test_a_recipe_gives_every_policy_the_same_jobs_and_another_seed_others(tmp_path: Path) -> None:
+    text = 'policies = ["fixed"]\nsets = ["steady"]\nseeds = [1]\nprofiles = "measured"'
+    write_profiles(tmp_path / "measured")
+    workloads = workloads_of(defined(tmp_path, text), applications())
+    first = workloads("steady", 1)
+    assert first == workloads("steady", 1)
+    assert first[0].rows != workloads("steady", 2)[0].rows
+    (tmp_path / "written.toml").write_text(first[1])
+    assert read_workload(tmp_path / "written.toml", applications()) == first[0]
+
+
+def test_a_job_that_the_cluster_cannot_run_is_told_before_any_run(tmp_path: Path) -> None:
+    (tmp_path / "wide.toml").write_text(
+        '[[job]]\napplication = "digits-cnn"\nreplicas = 9\nbatch_size = 64\n'
+    )
+    definition = defined(tmp_path, 'policies = ["fixed"]\nsets = ["wide.toml"]\nseeds = [1]')
+    with pytest.raises(UserError, match=r"wide.toml: job 1: replicas 9: allowed: at most 8"):
+        workloads_of(definition, applications())("wide", 1)
+
+
+def test_a_whole_file_says_what_a_job_has_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(OWN_SET)
+    text = whole_toml(read_workload(tmp_path / "mine.toml", applications()))
+    assert 'id = "first"' in text
+    assert 'settings = { "learning_rate" = 1e-05 }' in text
+
+
+def test_the_time_left_goes_by_runs_of_the_same_set_then_by_any_then_by_the_definition() -> None:
+    tail, burst = (Run(set=name, policy="fixed", seed=1) for name in ("tail", "burst"))
+    assert expected_s([tail, burst], {}, 100.0) == 200.0
+    assert expected_s([tail], {burst: 40.0}, 100.0) == 40.0
+    done = {burst: 40.0, Run(set="tail", policy="pollux", seed=1): 20.0}
+    assert expected_s([tail, tail], done, 100.0) == 40.0
