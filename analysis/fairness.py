@@ -1,7 +1,8 @@
 """Finish-time fairness: how long a job took, over how long it had taken alone on its share. Pure."""
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from common.types import GradientStatistics, Struct, ThroughputParameters
 
 PIECES = 16
 """Into how many equal parts of its progress a job's isolated run is divided."""
+
+IsolatedTime: TypeAlias = Callable[[JobHistory, float], float | None]
+"""Seconds from submission to completion of a job, alone on that many slots; None where they cannot be had."""
 
 
 class Fairness(Struct, frozen=True):
@@ -35,10 +39,11 @@ def fairness(rhos: Sequence[float | None]) -> Fairness:
     )
 
 
-def finish_time_fairness(run: RunHistory) -> list[float | None]:
+def finish_time_fairness(run: RunHistory, isolated: IsolatedTime | None = None) -> list[float | None]:
     """rho = JCT / JCT_isolated of every job, in order of submission (Themis' finish-time fairness).
 
-    Isolated: alone, from its submission on, on slots / (mean number of active jobs in its life).
+    Isolated: alone, from its submission on, on slots / (mean number of active jobs in its life); how long
+    that takes says `isolated`, without it the models in the run's own log (`isolated_jct_s`).
     """
     jobs = list(run.jobs.values())
     begins = np.array([job.submitted_s for job in jobs])
@@ -52,8 +57,9 @@ def finish_time_fairness(run: RunHistory) -> list[float | None]:
         overlaps_s = np.minimum(ends, job.ended_s) - np.maximum(begins, job.submitted_s)
         active = float(np.maximum(overlaps_s, 0).sum()) / jct
         slots = integral(run.capacity, job.submitted_s, job.ended_s) / jct
-        isolated = isolated_jct_s(job, slots / active, run.largest_node)
-        rhos.append(jct / isolated if isolated else None)
+        share = slots / active
+        alone_s = isolated(job, share) if isolated else isolated_jct_s(job, share, run.largest_node)
+        rhos.append(jct / alone_s if alone_s else None)
     return rhos
 
 

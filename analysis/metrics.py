@@ -12,7 +12,7 @@ from itertools import pairwise
 import numpy as np
 
 from analysis.audit import Audit
-from analysis.fairness import Fairness, fairness, finish_time_fairness, usable
+from analysis.fairness import Fairness, IsolatedTime, fairness, finish_time_fairness, usable
 from analysis.load import JobHistory, RunHistory, integral
 from common.goodput.model import goodput
 from common.types import JobState, Struct
@@ -102,11 +102,12 @@ class RunSummary(Struct, frozen=True):
     per_job: tuple[JobSummary, ...]
 
 
-def summary(run_id: str, run: RunHistory, verdict: Audit) -> RunSummary:
+def summary(run_id: str, run: RunHistory, verdict: Audit, isolated: IsolatedTime | None = None) -> RunSummary:
+    """`isolated`: see `finish_time_fairness`."""
     jobs = list(run.jobs.values())
     jcts_s = [jct for job in jobs if (jct := job.jct_s) is not None]
     queues_s = [queue for job in jobs if (queue := queue_s(job)) is not None]
-    rhos = dict(zip(run.jobs, finish_time_fairness(run), strict=True))
+    rhos = dict(zip(run.jobs, finish_time_fairness(run, isolated), strict=True))
     span_s = _span_s(run)
     started = run.started
     return RunSummary(

@@ -7,7 +7,7 @@ import argparse
 import io
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 if not __package__:  # run as a script: the packages stand beside this folder, not in it
@@ -20,7 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from analysis.audit import Audit, audit
-from analysis.load import JobHistory, NoRuns, RunHistory, RunLog, find_logs, read_log, replay
+from analysis.fairness import IsolatedTime
+from analysis.load import JobHistory, NoRuns, Replay, RunHistory, RunLog, find_logs, read_log, replay
 from analysis.metrics import JobSummary, RunSummary, summary
 
 CLEAN, NOT_CLEAN, BAD_INPUT = 0, 1, 2
@@ -43,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"summarize: {plain(str(error))}", file=sys.stderr)
         return BAD_INPUT
     summaries = []
-    console = _console()
+    console = stdout_console()
     for path in dict.fromkeys(paths):
         run, run_summary = summarize(read_log(path))
         summaries.append(run_summary)
@@ -55,11 +56,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     return CLEAN if all(run.audit.ok for run in summaries) else NOT_CLEAN
 
 
-def summarize(log: RunLog) -> tuple[RunHistory, RunSummary]:
-    """Figures and verdict of one log, as far as it could be read."""
+def summarize(
+    log: RunLog, isolated: Callable[[Replay], IsolatedTime | None] = lambda _: None
+) -> tuple[RunHistory, RunSummary]:
+    """Figures and verdict of one log, as far as it could be read. `isolated` may know of a log how long its
+    jobs had taken alone (`analysis.fairness`)."""
     try:
         replayed = replay(log.records)
-        return replayed.run, summary(log.run_id, replayed.run, audit(replayed, log.fault))
+        verdict = audit(replayed, log.fault)
+        return replayed.run, summary(log.run_id, replayed.run, verdict, isolated(replayed))
     except ArithmeticError as error:  # well-formed records with numbers such as 1e400
         empty = RunHistory()
         findings = (*([log.fault] if log.fault else []), f"{log.path}: numbers out of any range: {error}")
@@ -165,7 +170,7 @@ def _job_row(job: JobSummary, history: JobHistory, stopped: bool) -> tuple[str, 
     )
 
 
-def _console() -> Console:
+def stdout_console() -> Console:
     terminal = sys.stdout.isatty()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")

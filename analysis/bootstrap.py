@@ -1,0 +1,43 @@
+"""Bootstrap intervals of a mean. Pure: the chance in them is seeded."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+LEVEL = 0.95
+RESAMPLES = 9999
+SEED = 1
+ENOUGH_PAIRS = 6
+"""Of fewer values no interval reaches 95%: even the whole range of n values holds the median that they come
+from with a probability of 1 - 2^(1 - n) only (75% of three, 94% of five)."""
+
+
+class Interval(NamedTuple):
+    low: float
+    high: float
+
+
+def interval(values: Sequence[float]) -> Interval | None:
+    """A 95% interval for the mean that `values` (finite, in any order) are drawn from; None of fewer than 2.
+
+    Percentiles of resampled means, expanded for small samples as in Hesterberg (2015), "What Teachers Should
+    Know About the Bootstrap": the plain 2.5% and 97.5% are too narrow for n values by a factor of about
+    sqrt((n - 1) / n) z / t, so that the percentiles Phi(-+ sqrt(n / (n - 1)) t) are taken instead, t being
+    Student's for n - 1 degrees of freedom.
+    """
+    count = len(values)
+    if count < 2:
+        return None
+    t = stats.t.ppf((1 + LEVEL) / 2, count - 1)
+    tail = stats.norm.sf(np.sqrt(count / (count - 1)) * t)
+    found = stats.bootstrap(
+        (np.sort(values),),
+        np.mean,
+        n_resamples=RESAMPLES,
+        confidence_level=1 - 2 * tail,
+        method="percentile",
+        rng=np.random.default_rng(SEED),
+    ).confidence_interval
+    return Interval(float(found.low), float(found.high))

@@ -1,0 +1,55 @@
+"""Of what a job's completion time consists: where two runs of one job differ, this says in what. Pure."""
+
+from collections.abc import Sequence
+
+from msgspec import structs
+
+from analysis.load import JobHistory, integral
+from common.types import Struct
+
+
+class Breakdown(Struct, frozen=True):
+    """Seconds of a completed job; together its completion time."""
+
+    queue_s: float
+    """From its submission to the first decision that gave it slots."""
+    start_s: float
+    """From the start of its first replicas to their first step."""
+    training_s: float
+    """All the rest: steps and evaluations."""
+    rescale_s: float
+    """Without a step at later changes of its replicas."""
+    preempted_s: float
+    """Without slots after it once had some."""
+    verification_s: float
+
+
+PARTS: tuple[str, ...] = tuple(field.name for field in structs.fields(Breakdown))
+
+
+def breakdown(job: JobHistory) -> Breakdown | None:
+    """None where it did not complete, or its log does not say when it had slots."""
+    jct_s = job.jct_s
+    if jct_s is None or job.ended_s is None or not job.slots:
+        return None
+    first_s = job.slots[0][0]
+    trained_s = job.ended_s if job.verifying_s is None else job.verifying_s
+    lost_s = [started.seconds_lost for started in job.generations]
+    held_s = integral([(t_s, int(slots > 0)) for t_s, slots in job.slots], first_s, trained_s)
+    queue_s = first_s - job.submitted_s
+    start_s, rescale_s = sum(lost_s[:1]), sum(lost_s[1:])
+    preempted_s = max(trained_s - first_s - held_s, 0.0)
+    verification_s = job.ended_s - trained_s
+    return Breakdown(
+        queue_s=queue_s,
+        start_s=start_s,
+        training_s=jct_s - queue_s - start_s - rescale_s - preempted_s - verification_s,
+        rescale_s=rescale_s,
+        preempted_s=preempted_s,
+        verification_s=verification_s,
+    )
+
+
+def mean_breakdown(parts: Sequence[Breakdown]) -> Breakdown:
+    """Of at least one."""
+    return Breakdown(*(sum(getattr(one, name) for one in parts) / len(parts) for name in PARTS))

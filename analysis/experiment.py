@@ -1,0 +1,243 @@
+"""Read the runs of an experiment: which count, and which are left out and why.
+
+    DIR/<set>-<policy>-<seed>/        a run; run.json says what it is and how it went, where there is one
+    DIR/lost/<run>-<attempt>/         runs that were lost to noise or a failure, and repeated
+    DIR/isolated/isolated-<application>-<n>/   runs of one job alone
+    DIR/experiment.json               machine and date
+
+A simulated run has no run.json: its log says the set, the seed and the policy, but for the policy's numbers,
+which stand in the name of its folder.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from analysis.comparison import LeftOut, Run
+from analysis.fairness import IsolatedTime
+from analysis.load import RUN_MARKS, NoRuns, Replay, find_logs, read_log
+from analysis.metrics import RunSummary, replicas_mean
+from analysis.summarize import plain, summarize
+from common.eventlog import EVENTS_FILE
+from common.types import Struct
+
+FACTS_FILE, ABOUT_FILE = "run.json", "experiment.json"
+LOST, ISOLATED = "lost", "isolated"
+
+
+class RunFacts(msgspec.Struct, frozen=True):
+    """What compare needs of a run.json."""
+
+    set: str
+    policy: str
+    seed: int
+    requests: str = ""
+    started: str | None = None
+    verified: bool = True
+    audit_clean: bool = True
+    noisy: bool = False
+    reason: str = ""
+
+    @property
+    def fault(self) -> str:
+        """Why its run does not count; empty where it does."""
+        found = {
+            "noisy": self.noisy,
+            "not verified": not self.verified,
+            "audit not clean": not self.audit_clean,
+        }
+        named = ", ".join(name for name, is_so in found.items() if is_so and name not in self.reason)
+        return ": ".join(text for text in (named, self.reason) if text)
+
+
+class Alone(Struct, frozen=True):
+    """A real run of one job alone, and what the model says of it; `relative_error`: modelled / real - 1."""
+
+    run: str
+    application: str
+    slots: float
+    real_s: float
+    modelled_s: float
+    relative_error: float
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """`lost`: what was repeated. `about`: experiment.json, empty without one."""
+
+    place: Path
+    runs: tuple[Run, ...]
+    left_out: tuple[LeftOut, ...]
+    lost: tuple[LeftOut, ...]
+    alone: tuple[Alone, ...]
+    about: dict[str, Any]
+    date: str | None
+
+    def log(self, run: Run) -> Path:
+        return self.place / run.name / EVENTS_FILE
+
+
+def gather(
+    place: Path,
+    isolated: Callable[[Replay], IsolatedTime | None] = lambda _: None,
+    shown: Callable[[Sequence[Path]], Iterable[Path]] = lambda folders: folders,
+) -> Experiment:
+    """Sum up every run in `place`, as `summarize` does; `isolated` gives the isolated times for rho
+    (`analysis.fairness`), `shown` may follow how the reading goes on. Raises NoRuns."""
+    find_logs(place)  # says what is wrong with a place without runs
+    if is_run(place):
+        raise NoRuns(f"{place}: is one run; compare wants a folder of runs, of two policies or more")
+    runs: list[Run] = []
+    out: list[LeftOut] = []
+    starts: list[str] = []
+    singles: list[Alone] = []
+    folders = _folders(place)
+    for folder in shown(folders):
+        if is_run(folder):
+            facts, judged = _judge(folder, isolated)
+            if isinstance(judged, Run):
+                runs.append(judged)
+                starts += [facts.started] if facts and facts.started else []
+            else:
+                out.append(judged)
+        elif folder.name == ISOLATED:
+            for single in _folders(folder):
+                found = _alone(single, isolated)
+                (singles if isinstance(found, Alone) else out).append(found)  # type: ignore[arg-type]
+        elif folder.name != LOST:
+            out += _too_deep(place, folder)
+    about = _about(place)
+    date = about.get("date") or max(starts, default=None)
+    return Experiment(
+        place=place,
+        runs=tuple(runs),
+        left_out=tuple(out),
+        lost=tuple(_lost(place / LOST)),
+        alone=tuple(singles),
+        about=about,
+        date=str(date) if date else None,
+    )
+
+
+def is_run(folder: Path) -> bool:
+    return any((folder / mark).exists() for mark in (*RUN_MARKS, FACTS_FILE))
+
+
+def _folders(place: Path) -> list[Path]:
+    try:
+        return sorted(path for path in place.iterdir() if path.is_dir() and not path.name.startswith("."))
+    except OSError:
+        return []
+
+
+def _judge(
+    folder: Path, isolated: Callable[[Replay], IsolatedTime | None]
+) -> tuple[RunFacts | None, Run | LeftOut]:
+    """The run, or why it does not count: its own log has the last word."""
+    name = plain(folder.name)
+    try:
+        facts = _facts(folder)
+    except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
+        return None, LeftOut(run=name, why=f"{FACTS_FILE}: {plain(str(error))}")
+    if facts and facts.fault:
+        return facts, LeftOut(run=name, why=plain(facts.fault))
+    if not facts and (folder.parent / ABOUT_FILE).exists():
+        return None, LeftOut(run=name, why=f"no {FACTS_FILE}: it was interrupted, or goes on")
+    _, summary = summarize(read_log(folder / EVENTS_FILE), isolated)
+    if why := _fault(summary):
+        return facts, LeftOut(run=name, why=why)
+    if facts:
+        return facts, Run(name=name, set=_set(facts), policy=facts.policy, seed=facts.seed, summary=summary)
+    assert summary.workload is not None, "a log with a verified job names its run"
+    assert summary.policy is not None
+    assert summary.seed is not None
+    policy = summary.policy
+    if name.startswith(f"{summary.workload}-") and name.endswith(f"-{summary.seed}"):
+        policy = name[len(summary.workload) + 1 : -len(f"-{summary.seed}")] or policy
+    return None, Run(name=name, set=summary.workload, policy=policy, seed=summary.seed, summary=summary)
+
+
+def _facts(folder: Path) -> RunFacts | None:
+    path = folder / FACTS_FILE
+    return msgspec.json.decode(path.read_bytes(), type=RunFacts) if path.exists() else None
+
+
+def _set(facts: RunFacts) -> str:
+    """The two kinds of requests of a set are two sets."""
+    if facts.requests and facts.requests not in facts.set.split("-"):
+        return f"{facts.set}-{facts.requests}"
+    return facts.set
+
+
+def _fault(summary: RunSummary) -> str:
+    if not summary.audit.ok:
+        more = len(summary.audit.findings) - 1
+        return plain(f"audit not clean: {summary.audit.findings[0]}{f', and {more} more' if more else ''}")
+    if summary.policy is None or summary.workload is None or summary.seed is None:
+        return "its log does not say which policy, workload and seed it is of"
+    counts = summary.jobs
+    if not counts.submitted:
+        return "no job was submitted"
+    if counts.verified < counts.submitted:
+        return f"{counts.submitted - counts.verified} of {counts.submitted} jobs not verified"
+    return ""
+
+
+def _alone(folder: Path, isolated: Callable[[Replay], IsolatedTime | None]) -> Alone | LeftOut:
+    name = f"{ISOLATED}/{plain(folder.name)}"
+    times: list[IsolatedTime] = []
+
+    def keep(replayed: Replay) -> IsolatedTime | None:
+        found = isolated(replayed)
+        times.extend([found] if found else [])
+        return found
+
+    run, summary = summarize(read_log(folder / EVENTS_FILE), keep)
+    if why := _fault(summary):
+        return LeftOut(run=name, why=why)
+    if len(run.jobs) != 1:
+        return LeftOut(run=name, why=f"{len(run.jobs)} jobs: none of them was alone")
+    job = next(iter(run.jobs.values()))
+    slots, real_s = replicas_mean(job, run.last_s), job.jct_s
+    modelled_s = times[0](job, slots) if times and slots else None
+    if not slots or not real_s or not modelled_s:
+        return LeftOut(run=name, why="there is no modelled time to compare it with")
+    return Alone(
+        run=name,
+        application=job.spec.application,
+        slots=slots,
+        real_s=real_s,
+        modelled_s=modelled_s,
+        relative_error=modelled_s / real_s - 1,
+    )
+
+
+def _lost(folder: Path) -> Iterable[LeftOut]:
+    for run in _folders(folder):
+        try:
+            facts = _facts(run)
+            why = (facts.fault if facts else "") or "no reason given"
+        except (OSError, ValueError) as error:
+            why = f"{FACTS_FILE}: {plain(str(error))}"
+        yield LeftOut(run=f"{LOST}/{plain(run.name)}", why=f"lost: {plain(why)}")
+
+
+def _too_deep(place: Path, folder: Path) -> list[LeftOut]:
+    try:
+        logs = find_logs(folder)
+    except NoRuns:
+        return []
+    names = [plain(str(log.parent.relative_to(place))) for log in logs]
+    return [LeftOut(run=name, why="lies deeper than the experiment's runs") for name in names]
+
+
+def _about(place: Path) -> dict[str, Any]:
+    try:
+        about = json.loads((place / ABOUT_FILE).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return about if isinstance(about, dict) else {}

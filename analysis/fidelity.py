@@ -1,0 +1,361 @@
+"""`python analysis/fidelity.py REAL_DIR SIMULATED_DIR`: how near simulated runs come to the real ones.
+
+Both folders hold one folder a run, of the same names. Compared are the jobs that completed in both; an error
+is simulated / real - 1. Exit 0: compared. 2: bad input.
+"""
+
+import argparse
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+if not __package__:  # run as a script: the packages stand beside this folder, not in it
+    sys.path[0] = str(Path(__file__).resolve().parent.parent)
+
+import msgspec
+import numpy as np
+from scipy import stats
+
+from analysis.breakdown import PARTS, Breakdown, mean_breakdown
+from analysis.comparison import ORDER, LeftOut
+from analysis.experiment import gather
+from analysis.fidelity_runs import JobFigures, Pair, StepTime, paired
+from analysis.load import NoRuns
+from common.types import JobConfig, Struct
+
+CONFIDENCE = 0.95
+
+
+class Sides(Struct, frozen=True):
+    """The same figure on both sides; `error` is simulated / real - 1."""
+
+    real: float
+    simulated: float
+    error: float | None
+
+
+class Correlation(Struct, frozen=True):
+    """Spearman's, of completion times: over all jobs, and within runs."""
+
+    overall: float | None
+    within_mean: float | None
+    within_least: float | None
+
+
+class Winner(Struct, frozen=True):
+    """The policy with the least mean completion time on a set, over its seeds, on each side.
+
+    `apart`: by how much the simulator's winner was really behind the real one. `seeds_for_real`: in how many
+    of the `seeds` with both it was. `could_be_noise`: whether their difference over the seeds cannot be told
+    from 0 (paired t-test); None where they are the same, or there is but one seed."""
+
+    real: str
+    simulated: str
+    agree: bool
+    apart: float
+    seeds: int
+    seeds_for_real: int
+    could_be_noise: bool | None
+
+
+class RunComparison(Struct, frozen=True):
+    run: str
+    set: str
+    policy: str
+    seed: int
+    jobs: int
+    mean_jct_s: Sides
+    rank_correlation: float | None
+    real: Breakdown
+    """Means over the jobs, seconds."""
+    simulated: Breakdown
+
+
+class Fidelity(Struct, frozen=True):
+    """What `fidelity.json` holds. A mean over runs counts each run alike."""
+
+    date: str | None
+    machine: Any
+    """As in the experiment's own file."""
+    runs: int
+    jobs: int
+    mean_jct_error: dict[str, float | None]
+    """By policy."""
+    mean_jct_error_by_set: dict[str, float | None]
+    mean_jct_error_by_set_and_policy: dict[str, dict[str, float | None]]
+    mean_jct_s: dict[str, Sides]
+    job_jct_error: dict[str, float]
+    """Mean absolute relative error of a job's completion time, by policy and "overall"."""
+    rank_correlation: Correlation
+    winners: dict[str, Winner]
+    """By set; only sets that were run with several policies."""
+    sets_agreeing: int
+    policy_order: dict[str, float | None]
+    """Kendall's tau between the orders of the policies by mean completion time, by set and "overall"."""
+    ratios: dict[str, Sides]
+    """Of mean completion times: geometric means over the pairs of runs of the same set and seed."""
+    parts: dict[str, dict[str, Sides]]
+    """Of a job's completion time, by policy, seconds."""
+    applications: dict[str, dict[str, Sides]]
+    """Means over the jobs of each application; `step_s`: of a step, in the configurations that both sides
+    had, each weighted by the time that it really was in use."""
+    per_run: tuple[RunComparison, ...]
+    left_out: tuple[LeftOut, ...]
+
+
+def compare_folders(real: Path, simulated: Path) -> tuple[Fidelity, list[Pair]]:
+    """The comparison, and what it is made of. Raises NoRuns."""
+    experiment = gather(real)
+    found = list(paired(experiment, simulated))
+    pairs = [one for one in found if isinstance(one, Pair)]
+    left_out = [one for one in found if isinstance(one, LeftOut)]
+    if not pairs:
+        why = f"; {left_out[0].run}: {left_out[0].why}" if left_out else ""
+        raise NoRuns(f"{real}, {simulated}: no run to compare{why}")
+    return compare(pairs, left_out, experiment.date, experiment.about.get("machine")), pairs
+
+
+# --------------------------------------------------------------------------- comparing
+
+
+def compare(
+    pairs: Sequence[Pair],
+    left_out: Sequence[LeftOut] = (),
+    date: str | None = None,
+    machine: Any = None,
+) -> Fidelity:
+    runs = [_run(pair) for pair in pairs]
+    policies = sorted({run.policy for run in runs}, key=place)
+    sets = sorted({run.set for run in runs})
+    by_policy = {policy: [run for run in runs if run.policy == policy] for policy in policies}
+    by_set = {name: [run for run in runs if run.set == name] for name in sets}
+    within = [run.rank_correlation for run in runs if run.rank_correlation is not None]
+    jobs = [(pair.policy, job, pair.simulated[name]) for pair in pairs for name, job in pair.real.items()]
+    winners = {
+        name: winner for name, of_set in by_set.items() if (winner := _winner(of_set, policies)) is not None
+    }
+    return Fidelity(
+        date=date,
+        machine=machine,
+        runs=len(runs),
+        jobs=len(jobs),
+        mean_jct_error={policy: _mean_jct(some).error for policy, some in by_policy.items()},
+        mean_jct_error_by_set={name: _mean_jct(some).error for name, some in by_set.items()},
+        mean_jct_error_by_set_and_policy={
+            name: {
+                policy: _mean_jct(some).error
+                for policy in policies
+                if (some := [run for run in of_set if run.policy == policy])
+            }
+            for name, of_set in by_set.items()
+        },
+        mean_jct_s={policy: _mean_jct(some) for policy, some in by_policy.items()},
+        job_jct_error={
+            "overall": _absolute_error(jobs),
+            **{policy: _absolute_error([row for row in jobs if row[0] == policy]) for policy in policies},
+        },
+        rank_correlation=Correlation(
+            overall=spearman([(job.jct_s, twin.jct_s) for _, job, twin in jobs]),
+            within_mean=float(np.mean(within)) if within else None,
+            within_least=min(within, default=None),
+        ),
+        winners=winners,
+        sets_agreeing=sum(winner.agree for winner in winners.values()),
+        policy_order={
+            "overall": _order(runs, policies),
+            **{name: _order(of_set, policies) for name, of_set in by_set.items() if name in winners},
+        },
+        ratios=_ratios(by_policy),
+        parts={policy: {part: _part(some, part) for part in PARTS} for policy, some in by_policy.items()},
+        applications=_applications(jobs, pairs),
+        per_run=tuple(runs),
+        left_out=tuple(left_out),
+    )
+
+
+def place(policy: str) -> tuple[int, str]:
+    return ORDER.index(policy) if policy in ORDER else len(ORDER), policy
+
+
+def _run(pair: Pair) -> RunComparison:
+    rows = [(job, pair.simulated[job_id]) for job_id, job in pair.real.items()]
+    return RunComparison(
+        run=pair.run,
+        set=pair.set,
+        policy=pair.policy,
+        seed=pair.seed,
+        jobs=len(rows),
+        mean_jct_s=_sides((job.jct_s, twin.jct_s) for job, twin in rows),
+        rank_correlation=spearman([(job.jct_s, twin.jct_s) for job, twin in rows]),
+        real=mean_breakdown([job.parts for job, _ in rows]),
+        simulated=mean_breakdown([twin.parts for _, twin in rows]),
+    )
+
+
+def _sides(rows: Iterable[tuple[float, float]]) -> Sides:
+    """Their means."""
+    real, simulated = np.mean(list(rows), axis=0).tolist()
+    return Sides(real, simulated, simulated / real - 1 if real > 0 else None)
+
+
+def _mean_jct(runs: Sequence[RunComparison]) -> Sides:
+    return _sides((run.mean_jct_s.real, run.mean_jct_s.simulated) for run in runs)
+
+
+def _part(runs: Sequence[RunComparison], name: str) -> Sides:
+    return _sides((getattr(run.real, name), getattr(run.simulated, name)) for run in runs)
+
+
+def _absolute_error(jobs: Sequence[tuple[str, JobFigures, JobFigures]]) -> float:
+    return float(np.mean([abs(twin.jct_s / job.jct_s - 1) for _, job, twin in jobs]))
+
+
+def spearman(rows: Sequence[tuple[float, float]]) -> float | None:
+    """Rank correlation; None where there is no order to compare."""
+    return _statistic(stats.spearmanr, rows)
+
+
+def _statistic(measure: Callable[..., Any], rows: Sequence[tuple[float, float]]) -> float | None:
+    if len(rows) < 2:
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of constant input, which has no order
+        value = float(measure(*zip(*rows, strict=True)).statistic)
+    return value if math.isfinite(value) else None
+
+
+def _by_policy(runs: Sequence[RunComparison], policies: Sequence[str]) -> dict[str, Sides]:
+    return {p: _mean_jct(some) for p in policies if (some := [run for run in runs if run.policy == p])}
+
+
+def _order(runs: Sequence[RunComparison], policies: Sequence[str]) -> float | None:
+    means = _by_policy(runs, policies)
+    return _statistic(stats.kendalltau, [(sides.real, sides.simulated) for sides in means.values()])
+
+
+def _winner(runs: Sequence[RunComparison], policies: Sequence[str]) -> Winner | None:
+    means = _by_policy(runs, policies)
+    if len(means) < 2:
+        return None
+    real = min(means, key=lambda policy: means[policy].real)
+    simulated = min(means, key=lambda policy: means[policy].simulated)
+    times_s = {(run.policy, run.seed): run.mean_jct_s.real for run in runs}
+    seeds = sorted({s for p, s in times_s if p == real} & {s for p, s in times_s if p == simulated})
+    behind_s = np.array([times_s[simulated, seed] - times_s[real, seed] for seed in seeds])
+    could_be_noise = None
+    if real != simulated and len(seeds) > 1:
+        error_s = behind_s.std(ddof=1) / math.sqrt(len(seeds))
+        bound_s = stats.t.ppf((1 + CONFIDENCE) / 2, len(seeds) - 1) * error_s
+        could_be_noise = bool(abs(behind_s.mean()) <= bound_s)
+    return Winner(
+        real=real,
+        simulated=simulated,
+        agree=real == simulated,
+        apart=means[simulated].real / means[real].real - 1,
+        seeds=len(seeds),
+        seeds_for_real=int((behind_s > 0).sum()),
+        could_be_noise=could_be_noise,
+    )
+
+
+def _ratios(by_policy: Mapping[str, Sequence[RunComparison]]) -> dict[str, Sides]:
+    """Of each policy over each one before it, where both ran the same set and seed."""
+    times_s = {
+        policy: {(run.set, run.seed): run.mean_jct_s for run in runs} for policy, runs in by_policy.items()
+    }
+    found = {}
+    for other, one in combinations(times_s, 2):
+        same = sorted(times_s[one].keys() & times_s[other].keys())
+        if same:
+            logs = [
+                [math.log(times_s[one][key].real / times_s[other][key].real) for key in same],
+                [math.log(times_s[one][key].simulated / times_s[other][key].simulated) for key in same],
+            ]
+            real, simulated = np.exp(np.mean(logs, axis=1)).tolist()
+            found[f"{one}/{other}"] = Sides(real, simulated, simulated / real - 1)
+    return found
+
+
+def _applications(
+    jobs: Sequence[tuple[str, JobFigures, JobFigures]], pairs: Sequence[Pair]
+) -> dict[str, dict[str, Sides]]:
+    measures: dict[str, Callable[[JobFigures], float | None]] = {
+        "jct_s": lambda job: job.jct_s,
+        **{part: lambda job, part=part: getattr(job.parts, part) for part in PARTS},  # type: ignore[misc]
+        "progress": lambda job: job.progress,
+        "replicas": lambda job: job.replicas,
+        "batch": lambda job: job.batch,
+        "rescales": lambda job: job.rescales,
+    }
+    found: dict[str, dict[str, Sides]] = {}
+    for application in sorted({job.application for _, job, _ in jobs}):
+        rows = [(job, twin) for _, job, twin in jobs if job.application == application]
+        found[application] = {}
+        for name, measure in measures.items():
+            known = [
+                (one, other)
+                for job, twin in rows
+                if (one := measure(job)) is not None and (other := measure(twin)) is not None
+            ]
+            if known:
+                found[application][name] = _sides(known)
+        if steps := _steps(application, pairs):
+            found[application]["step_s"] = steps
+    return found
+
+
+def _steps(application: str, pairs: Sequence[Pair]) -> Sides | None:
+    """Mean seconds of a step over the configurations that both sides had, weighted by the real seconds."""
+    real = _by_configuration(application, (step for pair in pairs for step in pair.real_steps))
+    simulated = _by_configuration(application, (step for pair in pairs for step in pair.simulated_steps))
+    rows = [
+        (step_s, simulated[key][0], weight_s) for key, (step_s, weight_s) in real.items() if key in simulated
+    ]
+    if not rows:
+        return None
+    one, other, weights = np.array(rows).T
+    means = float(one @ weights / weights.sum()), float(other @ weights / weights.sum())
+    return Sides(*means, means[1] / means[0] - 1 if means[0] > 0 else None)
+
+
+def _by_configuration(
+    application: str, steps: Iterable[StepTime]
+) -> dict[tuple[int, int, JobConfig], tuple[float, float]]:
+    """Mean seconds of a step, and the seconds of samples with it."""
+    sums: dict[tuple[int, int, JobConfig], tuple[float, float]] = {}
+    for step in (step for step in steps if step.application == application):
+        key = step.nodes, step.replicas, step.config
+        mean_s, weight_s = sums.get(key, (0.0, 0.0))
+        both_s = weight_s + step.weight_s
+        sums[key] = (mean_s * weight_s + step.step_s * step.weight_s) / both_s, both_s
+    return sums
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command; returns the exit code."""
+    from analysis.fidelity_report import markdown
+
+    parser = argparse.ArgumentParser(prog="fidelity", description=__doc__)
+    parser.add_argument("real", type=Path, help="folder of real runs")
+    parser.add_argument("simulated", type=Path, help="folder of simulated runs of the same names")
+    parser.add_argument("--json", action="store_true", help="print what fidelity.json would hold")
+    options = parser.parse_args(argv)
+    try:
+        found, _ = compare_folders(options.real, options.simulated)
+    except (NoRuns, ValueError) as error:  # ValueError: a path with a NUL
+        print(f"fidelity: {error}", file=sys.stderr)
+        return 2
+    print(encoded(found) if options.json else markdown(found), end="")
+    return 0
+
+
+def encoded(found: Fidelity) -> str:
+    return msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,108 @@
+"""`coadapt fidelity`: every real run of an experiment is simulated, and the two are compared."""
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from services.options import whole
+
+if TYPE_CHECKING:
+    from services.simulator.results import Result
+
+NAME = "fidelity"
+
+
+def fidelity(
+    experiment: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder of real runs, as `coadapt experiment` writes it.")
+    ],
+    profiles: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help="Measured profiles, instead of those that come with coadapt."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="DIR", help=f"For {NAME}.json, {NAME}.md and {NAME}.svg, instead of DIR."),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what the JSON file holds, not the tables.")
+    ] = False,
+    processes: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs-parallel", "-j", parser=whole(1, 1024), metavar="N", help="At most so many at once."
+        ),
+    ] = None,
+) -> int:
+    """Simulate every run of an experiment with measured profiles, and say how near it comes to the real one.
+
+    Each run's own workload, policy, seed, rounds and nodes are simulated into DIR-simulated, in the place of
+    what a former call has left there.
+
+    Exit 1 when a simulated job failed, or a simulated run was given up."""
+    from services.simulator.parallel import one_thread_each
+
+    one_thread_each()
+    from analysis.experiment import gather
+    from analysis.fidelity import compare_folders, encoded
+    from analysis.fidelity_report import draw, markdown
+    from analysis.load import NoRuns
+    from common.lifecycle import UserError, signals_raise
+    from services.simulator.cases import check
+    from services.simulator.parallel import simulated
+    from services.simulator.twins import twin
+
+    place = experiment.resolve()
+    simulations = place.with_name(f"{place.name}-simulated")
+    try:
+        runs = gather(place).runs
+        if not runs:
+            raise NoRuns(f"{experiment}: no run that counts")
+        draft = Path(tempfile.mkdtemp(prefix=f".{simulations.name}-", dir=place.parent))
+        try:
+            cases = [twin(place / run.name, profiles, draft) for run in runs]
+            check(cases)
+            with signals_raise():
+                results = list(simulated(cases, processes))
+                _replace(draft, simulations)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        found, pairs = compare_folders(place, simulations)
+        results_in = out or place
+        results_in.mkdir(parents=True, exist_ok=True)
+        (results_in / f"{NAME}.json").write_text(encoded(found), encoding="utf-8")
+        (results_in / f"{NAME}.md").write_text(markdown(found), encoding="utf-8")
+        draw(pairs, results_in / f"{NAME}.svg")
+    except NoRuns as error:
+        raise UserError(str(error)) from error
+    except OSError as error:
+        raise UserError(f"{error.filename or place}: cannot be written: {error.strerror}") from error
+    print(encoded(found) if as_json else markdown(found), end="")
+    problems = [problem for result in results for problem in _problems(result)]
+    for problem in problems:
+        print(problem, file=sys.stderr)
+    return int(bool(problems))
+
+
+def _replace(draft: Path, place: Path) -> None:
+    """Put the folders in `draft` in the place of those of the same names."""
+    place.mkdir(exist_ok=True)
+    for run in sorted(draft.iterdir()):
+        if not run.name.startswith("."):
+            shutil.rmtree(place / run.name, ignore_errors=True)
+            run.rename(place / run.name)
+
+
+def _problems(result: "Result") -> Iterator[str]:
+    """What did not go well."""
+    for what, jobs in (("failed", result.failed), ("refused", result.refused)):
+        for job_id, reason in jobs.items():
+            yield f"{result.run_id}, simulated: {job_id} {what}: {reason}"
+    for problem in (result.undecided, result.stalled, result.idle):
+        if problem:
+            yield f"{result.run_id}, simulated: {problem}"

@@ -1,0 +1,274 @@
+import hashlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from analysis.compare import compare as command
+from analysis.compare import main
+from analysis.comparison import LeftOut
+from analysis.experiment import gather
+from analysis.fairness import IsolatedTime
+from analysis.load import NoRuns, Replay
+from common.lifecycle import UserError
+from services.cli import app
+from tests.analysis.logs import RUN_ID, good_run, save, written
+from tests.analysis.runs import put
+from tests.profiles import write_profiles
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def alone_in_20s(_: Replay) -> IsolatedTime:
+    return lambda job, share: 20.0
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two policies, two sets, two seeds; nothing is wrong with any run."""
+    place = tmp_path_factory.mktemp("experiment")
+    for of, length in (("burst", 20.0), ("tail", 60.0)):
+        for seed in (1, 2):
+            put(
+                place,
+                of,
+                "fixed",
+                seed,
+                [length, length + seed],
+                requests="tuned",
+                started="2026-11-30T04:00",
+            )
+            put(place, of, "pollux", seed, [length / 2, length / 2 + seed], requests="tuned")
+    (place / "experiment.json").write_text(
+        json.dumps({"machine": {"cores": 2}, "date": "2026-11-30", "conditions": []})
+    )
+    return place
+
+
+def printed(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
+    code = main([str(argument) for argument in arguments])
+    return code, *capfd.readouterr()
+
+
+# --------------------------------------------------------------------------- what counts
+
+
+def test_run_json_says_what_a_run_is(experiment: Path) -> None:
+    found = gather(experiment, alone_in_20s)
+    assert {(run.set, run.policy, run.seed) for run in found.runs} == {
+        (of, policy, seed)
+        for of in ("burst-tuned", "tail-tuned")
+        for policy in ("fixed", "pollux")
+        for seed in (1, 2)
+    }
+    assert (found.left_out, found.lost, found.date) == ((), (), "2026-11-30")
+
+
+def test_rho_is_over_the_isolated_time_that_is_given(experiment: Path) -> None:
+    run = next(run for run in gather(experiment, alone_in_20s).runs if run.name == "burst-fixed-2")
+    assert [job.rho for job in run.summary.per_job] == pytest.approx([20 / 20, 22 / 20])
+    assert run.summary.fairness.unfair_fraction == pytest.approx(0.5)
+
+
+def test_a_simulated_run_is_known_by_its_log_and_folder(tmp_path: Path) -> None:
+    put(tmp_path, "workload-6", "fixed", 1, [10.0])
+    folder = put(tmp_path, "workload-6", "pollux", 1, [10.0])
+    folder.rename(tmp_path / "workload-6-pollux-power-0-1")
+    assert {(run.set, run.policy, run.seed) for run in gather(tmp_path).runs} == {
+        ("workload-6", "fixed", 1),
+        ("workload-6", "pollux-power-0", 1),
+    }
+
+
+def test_whatever_does_not_count_is_named_with_its_reason(tmp_path: Path) -> None:
+    put(tmp_path, "tail", "fixed", 1, [10.0], noisy=True, reason="steal 9% > 5%")
+    put(tmp_path, "tail", "fixed", 2, [10.0], verified=False, reason="a job failed")
+    put(tmp_path, "tail", "fixed", 3, [10.0], reason="had to be killed: agent")
+    broken = put(tmp_path, "tail", "fixed", 4, [10.0], attempt=1) / "events.jsonl"
+    broken.write_bytes(broken.read_bytes()[:-40])
+    put(tmp_path, "tail", "fixed", 5, [10.0])
+    (put(tmp_path, "tail", "fixed", 6, [10.0], attempt=1) / "run.json").write_text("{")
+    save(written(good_run()), tmp_path / "tail-fixed-7")
+    put(tmp_path / "elsewhere", "tail", "fixed", 8, [10.0])
+    put(tmp_path / "lost", "tail", "fixed", 1, [10.0], noisy=True, reason="load 3.1 > 1.5")
+    (tmp_path / "lost" / "tail-fixed-9-1").mkdir()
+    (tmp_path / "experiment.json").write_text("{}")
+    found = gather(tmp_path)
+    assert found.runs == ()
+    why = {entry.run: entry.why for entry in found.left_out}
+    assert why.pop("tail-fixed-4").startswith("audit not clean: ")
+    assert why.pop("tail-fixed-6").startswith("run.json: ")
+    assert why == {
+        "tail-fixed-1": "noisy: steal 9% > 5%",
+        "tail-fixed-2": "not verified: a job failed",
+        "tail-fixed-3": "had to be killed: agent",
+        "tail-fixed-5": "no run.json: it was interrupted, or goes on",
+        "tail-fixed-7": "no run.json: it was interrupted, or goes on",
+        "elsewhere/tail-fixed-8": "lies deeper than the experiment's runs",
+    }
+    assert found.lost == (
+        LeftOut(run="lost/tail-fixed-1", why="lost: noisy: load 3.1 > 1.5"),
+        LeftOut(run="lost/tail-fixed-9-1", why="lost: no reason given"),
+    )
+
+
+def test_the_log_has_the_last_word_on_verification(tmp_path: Path) -> None:
+    save(written(good_run()), tmp_path / RUN_ID)
+    assert gather(tmp_path).left_out == (LeftOut(run=RUN_ID, why="1 of 2 jobs not verified"),)
+
+
+def test_real_runs_of_one_job_check_the_isolated_times(tmp_path: Path) -> None:
+    put(tmp_path, "tail", "fixed", 1, [10.0])
+    put(tmp_path / "isolated", "isolated", "digits-cnn", 1, [16.0])
+    put(tmp_path / "isolated", "isolated", "two", 1, [16.0, 16.0])
+    found = gather(tmp_path, alone_in_20s)
+    assert [(one.run, one.application, one.slots, one.real_s, one.modelled_s) for one in found.alone] == [
+        ("isolated/isolated-digits-cnn-1", "digits-cnn", 1.0, pytest.approx(16.0), 20.0)
+    ]
+    assert found.alone[0].relative_error == pytest.approx(0.25)
+    assert [entry.why for entry in found.left_out] == ["2 jobs: none of them was alone"]
+
+
+def test_a_run_is_no_experiment(tmp_path: Path) -> None:
+    folder = put(tmp_path, "tail", "fixed", 1, [10.0])
+    with pytest.raises(NoRuns, match="is one run"):
+        gather(folder)
+
+
+# --------------------------------------------------------------------------- the command
+
+
+def test_it_shows_tables_verdicts_and_what_to_know(
+    experiment: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, text, _ = printed(capfd, experiment)
+    assert code == 0
+    assert "8 runs of 2 policies, 2 sets (burst-tuned, tail-tuned), 2026-11-30" in text
+    assert "Mean JCT of pollux over that of fixed: 0.5" in text
+    assert "Left out: nothing." in text
+    assert "Isolated times were not checked" in text
+    assert "It says nothing certain about many-GPU training in production." in text
+
+
+def test_what_is_left_out_is_listed_and_fails(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for policy in ("fixed", "pollux"):
+        put(tmp_path, "tail", policy, 1, [10.0])
+    put(tmp_path, "tail", "pollux", 2, [10.0])
+    code, text, _ = printed(capfd, tmp_path, "--markdown")
+    assert code == 1
+    assert "- tail-fixed-2: there is no such run; unpaired with it: tail-pollux-2\n" in text
+    assert "| pollux/fixed | 1 | 1.00 |\n" in text
+
+
+def test_lost_runs_that_were_repeated_are_listed_and_do_not_fail(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for policy in ("fixed", "pollux"):
+        put(tmp_path, "tail", policy, 1, [10.0])
+    put(tmp_path / "lost", "tail", "fixed", 1, [10.0], noisy=True, reason="load 3.1 > 1.5")
+    code, text, _ = printed(capfd, tmp_path, "--json")
+    assert code == 0
+    assert json.loads(text)["left_out"] == [
+        {"run": "lost/tail-fixed-1", "why": "lost: noisy: load 3.1 > 1.5"}
+    ]
+
+
+def test_json_has_the_figures_and_everything_about_them(
+    experiment: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, text, _ = printed(capfd, experiment, "--json", "--baseline", "fixed")
+    found = json.loads(text)
+    assert code == 0
+    assert list(found["mean_jct_ratio"]) == ["pollux/fixed"]
+    ratios = [(10 + 11) / (20 + 21), (10 + 12) / (20 + 22), (30 + 31) / (60 + 61), (30 + 32) / (60 + 62)]
+    product = ratios[0] * ratios[1] * ratios[2] * ratios[3]
+    assert found["mean_jct_ratio"]["pollux/fixed"]["ratio"] == pytest.approx(product**0.25)
+    assert found["mean_jct_ratio"]["pollux/fixed"]["pairs"] == 4
+    assert set(found["by_set"]) == {"burst-tuned", "tail-tuned"}
+    assert found["verdicts"][0]["pair"] == "pollux/fixed"
+    assert (found["machine"], found["date"]) == ({"cores": 2}, "2026-11-30")
+    assert {"method", "scope", "rho", "isolated", "policies", "runs"} <= set(found)
+
+
+@pytest.fixture(scope="module")
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_profiles(tmp_path_factory.mktemp("profiles"))
+
+
+@pytest.fixture(scope="module")
+def written_out(experiment: Path, profiles: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("results")
+    assert main([str(experiment), "--out", str(out), "--profiles", str(profiles)]) == 0
+    return out
+
+
+def test_as_a_script_from_anywhere_it_writes_the_same_files(
+    experiment: Path, profiles: Path, written_out: Path, tmp_path: Path
+) -> None:
+    script = str(ROOT / "analysis" / "compare.py")
+    done = subprocess.run(
+        [sys.executable, script, str(experiment), "--out", "again", "--json", "--profiles", str(profiles)],
+        cwd=tmp_path,
+        capture_output=True,
+        timeout=50,
+        check=True,
+    )
+    assert done.stdout == (written_out / "comparison.json").read_bytes()
+    names = sorted(path.name for path in written_out.iterdir())
+    figures = ["goodput", "jct", "mean-jct-ratio", "rho", "timeline"]
+    traced = [f"{name}.{kind}" for name in figures for kind in ("json", "svg")]
+    assert names == sorted(["comparison.json", "comparison.md", *traced])
+    for name in names:
+        assert (tmp_path / "again" / name).read_bytes() == (written_out / name).read_bytes()
+
+
+def test_a_figure_names_the_logs_that_it_is_made_of(experiment: Path, written_out: Path) -> None:
+    traced = json.loads((written_out / "timeline.json").read_text())
+    assert traced["figure"] == "timeline.svg"
+    names = [run["run"] for run in traced["runs"]]
+    assert [name.rpartition("-")[0] for name in names] in (
+        ["burst-pollux", "burst-fixed"],
+        ["tail-pollux", "tail-fixed"],
+    )
+    log = (experiment / names[0] / "events.jsonl").read_bytes()
+    assert traced["runs"][0]["sha256"] == hashlib.sha256(log).hexdigest()
+    assert len(json.loads((written_out / "rho.json").read_text())["runs"]) == 8
+    assert "![rho](rho.svg)" in (written_out / "comparison.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["{empty}"], "no run in it"),
+        (["{missing}"], "no such file or folder"),
+        (["{one}"], "usable runs of two policies or more are needed; there: fixed"),
+        (["{apart}"], "no two usable runs of the same set and seed"),
+        (["{apart}", "--baseline", "srtf"], "--baseline 'srtf': no usable run of it; allowed: fixed, pollux"),
+        (["{apart}", "--json", "--markdown"], "one of them at a time"),
+        (["{apart}", "--profiles", "{empty}"], "machine.toml"),
+    ],
+)
+def test_what_cannot_be_compared_is_said_in_one_line(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], expected: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    put(tmp_path / "one", "tail", "fixed", 1, [10.0])
+    put(tmp_path / "apart", "tail", "fixed", 1, [10.0])
+    put(tmp_path / "apart", "tail", "pollux", 2, [10.0])
+    places = {name: tmp_path / name for name in ("empty", "missing", "one", "apart")}
+    code, out, problem = printed(capfd, *(argument.format(**places) for argument in arguments))
+    assert (code, out) == (2, "")
+    assert expected in problem
+    assert problem.count("\n") == 1
+
+
+def test_the_command_line_has_it() -> None:
+    assert command in [registered.callback for registered in app.registered_commands]
+
+
+def test_a_folder_that_cannot_be_written_is_named(experiment: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match=r"--out .*file: cannot be written"):
+        command(experiment, out=tmp_path / "file")

@@ -1,0 +1,71 @@
+from pathlib import Path
+
+import pytest
+
+from analysis.experiment import gather
+from analysis.isolated import Modelled, Unprofiled, calibrated
+from analysis.load import replay
+from services.simulator.calibrated import CalibratedWorld
+from services.simulator.cases import Case, claimed, simulate
+from services.simulator.isolated import Isolated
+from tests.analysis.logs import written
+from tests.analysis.runs import happenings
+from tests.profiles import write_profiles
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def modelled(tmp_path_factory: pytest.TempPathFactory) -> Modelled:
+    return calibrated(write_profiles(tmp_path_factory.mktemp("profiles")))
+
+
+def test_a_job_alone_takes_what_the_calibrated_world_says_on_the_nodes_of_its_run(modelled: Modelled) -> None:
+    run = replay(written(happenings("tail", "fixed", 1, [10.0, 10.0])))
+    time_s = modelled(run)
+    assert time_s is not None
+    job = run.run.jobs["job-0"]
+    nodes = [node for model in modelled._models.values() for node in model.nodes]
+    assert [(node.name, node.slots) for node in nodes] == [("n0", 2)]
+    alone = Isolated(CalibratedWorld(modelled.profiles, nodes), nodes, round_s=2.0)
+    assert time_s(job, 1.5) == alone.time_s(job.spec, job.submitted_s, 1.5)
+    slower, faster = time_s(job, 1.0), time_s(job, 2.0)
+    assert slower is not None
+    assert faster is not None
+    assert 0 < faster < slower
+
+
+def test_runs_on_the_same_nodes_share_what_has_been_simulated(modelled: Modelled) -> None:
+    for seed in (1, 2):
+        modelled(replay(written(happenings("tail", "fixed", seed, [10.0, 10.0]))))
+    assert len(modelled._models) == 1
+
+
+def test_an_application_without_a_profile_is_named(modelled: Modelled) -> None:
+    with pytest.raises(Unprofiled, match=r"smallest: no profile of it; there are .*digits-cnn"):
+        modelled(replay(written(happenings("tail", "fixed", 1, [10.0], application="smallest"))))
+
+
+def test_rho_of_a_simulated_run_is_the_simulators_own(tmp_path: Path) -> None:
+    profiles = write_profiles(tmp_path / "profiles")
+    case = Case(
+        label="demo",
+        workload=ROOT / "workloads" / "sets" / "demo.toml",
+        policy="fixed",
+        world="calibrated",
+        profiles=profiles,
+        traces=None,
+        nodes=2,
+        slots=4,
+        round_s=2.0,
+        interference=0.0,
+        seed=1,
+        restart_s=None,
+        out=tmp_path / "runs",
+        fairness=True,
+    )
+    with claimed(case.out, [case.run_id]):
+        result = simulate(case)
+    (run,) = gather(tmp_path / "runs", calibrated(profiles)).runs
+    assert result.rhos
+    assert {job.id: job.rho for job in run.summary.per_job} == pytest.approx(result.rhos, rel=1e-3)
