@@ -12,9 +12,15 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from typer.exceptions import TyperException
 
+from analysis.compare import compare
+from services.bench.calibration.cli import calibrate
 from services.bench.cli import app as bench
+from services.experiment.cli import experiment
+from services.fidelity_cli import fidelity
 from services.options import integer, number, real
+from services.sensitivity_cli import sensitivity
 from services.simulator.cli import simulate
+from services.workload_cli import app as workload
 
 if TYPE_CHECKING:
     from common.config import Config
@@ -37,7 +43,13 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench)
+app.add_typer(workload)
 app.command()(simulate)
+app.command()(compare)
+app.command()(calibrate)
+app.command()(experiment)
+app.command()(fidelity)
+app.command()(sensitivity)
 
 
 def main() -> None:
@@ -279,14 +291,7 @@ def run(
     with signals_raise(), Stack(config, os.environ) as stack, Client(stack.config) as client:
         print(f"run {stack.run_id}: the stack is up; its output is in {stack.output}", flush=True)
         arrivals = Arrivals(client, read(client.slots()))
-        deadline_s = time.monotonic() + (math.inf if timeout_s is None else timeout_s)
-
-        def over(table: "JobTable") -> bool:
-            if arrivals.all_ended(table) or time.monotonic() > deadline_s:
-                return True
-            arrivals.submit_due()
-            return False
-
+        over = arrivals.over(math.inf if timeout_s is None else timeout_s)
         with screen() as show:
             code = _verdict(arrivals, follow(stack.jobs, show, over))
     for process in stack.killed:

@@ -19,16 +19,35 @@ MAY_IMPORT = {
     "services": {"common", "workloads", "services"},
     "analysis": {"common", "analysis"},
 }
-PURE_PARTS_OF_SERVICES = {"services.scheduler.job_states"}
-"""What analysis may use of the services."""
-DISPATCHERS = {"services/cli.py", "services/stack.py"}
-"""The command line reaches every part."""
-DRIVERS = {"bench", "simulator"}
+PURE_PARTS_OF_SERVICES = {
+    "services.scheduler.job_states",
+    "services.simulator.calibrated",
+    "services.simulator.isolated",
+    "workloads.measured",
+    "workloads.tasks",
+}
+"""What analysis may use of the services: rules and models; and what these models are made of."""
+DISPATCHERS = {
+    "services/cli.py",
+    "services/experiment/runner.py",
+    "services/fidelity_cli.py",
+    "services/sensitivity_cli.py",
+    "services/stack.py",
+}
+"""The command line reaches every part, and so does the experiment, which sums up its runs."""
+DRIVERS = {"bench", "experiment", "simulator"}
 """Services that measure others, or drive the scheduler's core."""
 ONLY_IN = {
     "zmq": ("common/transport.py",),
     "torch": ("workloads/trainer/", "workloads/tasks/"),
-    "rich": ("services/monitor/", "services/cli.py", "services/simulator/cli.py", "analysis/"),
+    "rich": (
+        "services/monitor/",
+        "services/cli.py",
+        "services/experiment/cli.py",
+        "services/simulator/cli.py",
+        "services/simulator/parallel.py",
+        "analysis/",
+    ),
 }
 PURE = (
     "common/goodput/",
@@ -41,15 +60,24 @@ PURE = (
     "services/scheduler/policies/",
     "services/scheduler/state.py",
     "services/scheduler/step.py",
+    "services/bench/calibration/plan.py",
     "services/job_agent/reconcile.py",
     "services/job_agent/unsaved.py",
     "services/metrics_collector/profiles.py",
     "services/monitor/view.py",
+    "services/simulator/agents.py",
+    "services/simulator/calibrated.py",
     "services/simulator/driver.py",
+    "services/simulator/errors.py",
     "services/simulator/fleet.py",
     "services/simulator/isolated.py",
+    "services/simulator/timeline.py",
+    "services/simulator/training.py",
     "services/simulator/world.py",
     "analysis/audit.py",
+    "analysis/bootstrap.py",
+    "analysis/breakdown.py",
+    "analysis/comparison.py",
     "analysis/fairness.py",
     "analysis/metrics.py",
 )
