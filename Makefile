@@ -6,8 +6,9 @@ BIN := $(VENV)/bin
 POLICY ?= pollux
 INSTALLED := $(VENV)/.installed
 EXPERIMENT ?= workloads/experiments/cpu.toml
-RUNS := logs/$(basename $(notdir $(EXPERIMENT)))
-RESULTS := analysis/results
+NAME := $(basename $(notdir $(EXPERIMENT)))
+RUNS := logs/$(NAME)
+RESULTS := analysis/results$(if $(filter-out cpu,$(NAME)),/$(NAME))
 
 export OMP_NUM_THREADS := 1
 

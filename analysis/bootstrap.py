@@ -21,6 +21,7 @@ class Interval(NamedTuple):
 
 def interval(values: Sequence[float]) -> Interval | None:
     """A 95% interval for the mean that `values` (finite, in any order) are drawn from; None of fewer than 2.
+    Of fewer than ENOUGH_PAIRS their whole range.
 
     Percentiles of resampled means, expanded for small samples as in Hesterberg (2015), "What Teachers Should
     Know About the Bootstrap": the plain 2.5% and 97.5% are too narrow for n values by a factor of about
@@ -30,6 +31,8 @@ def interval(values: Sequence[float]) -> Interval | None:
     count = len(values)
     if count < 2:
         return None
+    if count < ENOUGH_PAIRS:
+        return Interval(float(min(values)), float(max(values)))
     t = stats.t.ppf((1 + LEVEL) / 2, count - 1)
     tail = stats.norm.sf(np.sqrt(count / (count - 1)) * t)
     found = stats.bootstrap(

@@ -12,6 +12,7 @@ bootstrap would, takes a third off their variance.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -210,10 +211,19 @@ def _lacking(runs: Sequence[Run], policies: Sequence[str], known: set[str]) -> I
     for block in _blocks(runs):
         one = next(iter(block.values()))
         for policy in policies:
-            name = f"{one.set}-{policy}-{one.seed}"
+            name = _named(policy, one)
             if policy not in block and name not in known:
                 partners = ", ".join(run.name for run in block.values())
                 yield LeftOut(run=name, why=f"there is no such run; unpaired with it: {partners}")
+
+
+def _named(policy: str, partner: Run) -> str:
+    """The folder that a run of this policy has beside its partner's. Policies may carry parameters, which
+    folders spell otherwise."""
+    own, other = (
+        re.sub(r"[^A-Za-z0-9_.-]+", "-", f"-{name}-{partner.seed}") for name in (policy, partner.policy)
+    )
+    return (partner.name.removesuffix(other) if partner.name.endswith(other) else partner.set) + own
 
 
 def _contrast(policy: str, baseline: str, blocks: Sequence[dict[str, Run]]) -> Contrast:
@@ -259,8 +269,9 @@ def effect(measure: Measure, pairs: Sequence[tuple[Run, Run]]) -> Effect:
 
 
 def winner(measure: Measure, effect: Effect) -> Winner:
-    """By the interval: better or worse when all of it is."""
-    if effect.low is None or effect.high is None:
+    """By the interval: better or worse when all of it is. Of fewer than ENOUGH_PAIRS nothing is told: all of
+    n pairs are on one side by chance alone with a probability of 2^(1 - n)."""
+    if effect.low is None or effect.high is None or effect.pairs < ENOUGH_PAIRS:
         return "cannot be told"
     none = 1.0 if measure.is_ratio else 0.0
     below, above = effect.high < none, effect.low > none

@@ -125,7 +125,11 @@ def sentences(contrast: Contrast) -> Iterator[str]:
 def notes(report: Report) -> Iterator[str]:
     """Everything that a reader has to know about the figures."""
     yield METHOD
-    yield f"rho: {report.rho_from}."
+    yield (
+        "rho: completion time over that of the same job alone on its share, which is slots / mean number of "
+        "jobs active in its life; a policy that lets jobs overlap more has smaller shares. "
+        f"Times alone: {report.rho_from}."
+    )
     if report.experiment.alone:
         errors = [abs(alone.relative_error) for alone in report.experiment.alone]
         yield (

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from services.options import whole
+from services.sensitivity_cli import writable
 
 if TYPE_CHECKING:
     from services.simulator.results import Result
@@ -57,6 +58,8 @@ def fidelity(
     from services.simulator.parallel import simulated
     from services.simulator.twins import twin
 
+    if out is not None:
+        writable(out)
     place = experiment.resolve()
     simulations = place.with_name(f"{place.name}-simulated")
     try:
@@ -74,7 +77,6 @@ def fidelity(
             shutil.rmtree(draft, ignore_errors=True)
         found, pairs = compare_folders(place, simulations)
         results_in = out or place
-        results_in.mkdir(parents=True, exist_ok=True)
         (results_in / f"{NAME}.json").write_text(encoded(found), encoding="utf-8")
         (results_in / f"{NAME}.md").write_text(markdown(found), encoding="utf-8")
         draw(pairs, results_in / f"{NAME}.svg")

@@ -88,6 +88,8 @@ def sensitivity(
         raise typer.BadParameter(f"--traces {traces}: only with --world osdi21")
     if profiles is not None and world != "calibrated":
         raise typer.BadParameter(f"--profiles {profiles}: only with --world calibrated")
+    if out is not None:
+        writable(out)
     wanted, baseline = chosen(world, names or ()), BASELINES[world]
     with tempfile.TemporaryDirectory() as made, signals_raise():
         if world == "osdi21":
@@ -112,7 +114,6 @@ def sensitivity(
     found = study(world, __version__, baseline, axes, outcomes, left_out)
     if out is not None:
         try:
-            out.mkdir(parents=True, exist_ok=True)
             (out / f"sensitivity-{world}.json").write_text(encoded(found), encoding="utf-8")
             (out / f"sensitivity-{world}.md").write_text(markdown(found), encoding="utf-8")
             figures(found, out)
@@ -120,6 +121,18 @@ def sensitivity(
             raise UserError(f"--out {out}: cannot be written: {error.strerror}") from error
     print(encoded(found) if as_json else markdown(found), end="")
     return int(any(outcome.mean_jct_s is None for outcome in outcomes))
+
+
+def writable(out: Path) -> None:
+    """Make the folder of results, before anything is simulated for it. Raises UserError."""
+    from common.lifecycle import UserError
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=out):
+            pass
+    except OSError as error:
+        raise UserError(f"--out {out}: cannot be written: {error.strerror}") from error
 
 
 def _published(traces: Path | None, workloads: list[str] | None, seeds: int) -> "list[Case]":

@@ -1,6 +1,33 @@
-"""What holds for every test: hypothesis draws the same examples in every run, however slow the machine is."""
+"""What holds for every test: hypothesis draws the same examples in every run, however slow the machine is.
+And what many tests need: the command, in the test's own process."""
 
+import sys
+from collections.abc import Callable
+
+import pytest
 from hypothesis import settings
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.load_profile("repeatable")
+
+
+Outcome = tuple[int, str, str]
+"""Exit code, output, errors."""
+
+
+@pytest.fixture
+def coadapt(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+    from services.cli import main
+    from services.simulator.parallel import THREADS
+
+    for name in THREADS:  # which commands may set, for themselves alone
+        monkeypatch.setenv(name, "1")
+
+    def run(*arguments: object) -> Outcome:
+        monkeypatch.setattr(sys, "argv", ["coadapt", *map(str, arguments)])
+        with pytest.raises(SystemExit) as exited:
+            main()
+        captured = capsys.readouterr()
+        return int(exited.value.code or 0), captured.out, captured.err
+
+    return run

@@ -269,10 +269,12 @@ class Measured:
 
     def needed_progress(self, batch: int, target: float) -> float:
         """The median progress at which an evaluation first meets the target; infinity where none did. For a
-        batch between two that were trained with, linear between theirs."""
+        batch between two that were trained with, linear between theirs, where both met it."""
         low, high, share = self._neighbours(batch)
         below, above = (self._need(self._courses[b], target) for b in (low, high))
-        return below if share == 0 or below == above else below + share * (above - below)
+        if share == 0 or below == above:
+            return below
+        return math.inf if math.inf in (below, above) else below + share * (above - below)
 
     def _need(self, course: _Course, target: float) -> float:
         better = self.spec.metric_mode == "max"

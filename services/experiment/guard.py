@@ -1,8 +1,9 @@
 """Whether a machine is quiet enough for a measurement: what it did, and a judgement of that.
 
 A share of the machine is CPU seconds over all seconds of the cores that we may use. Ours is what the
-processes of a stack and our own used; all else that was busy is foreign. Steal is what a hypervisor gave to
-others.
+processes of a stack and our own used. Foreign is what all other processes used, or all else that was busy,
+whichever is more: the system counts busy time in ticks, between which paced processes slip through, and
+processes that came and went are in no list. Steal is what a hypervisor gave to others.
 """
 
 import os
@@ -66,19 +67,20 @@ class Measures(Struct, frozen=True):
 # --------------------------------------------------------------------------- judgement
 
 
-def foreign(used: Usage, ours_s: float) -> float:
-    """Share of the machine that others used; within 0 and 1, though two clocks tell what is ours."""
-    return min(max(used.busy_s - ours_s, 0.0) / used.all_s, 1.0) if used.all_s > 0 else 0.0
+def foreign(used: Usage, ours_s: float, others_s: float) -> float:
+    """Share of the machine that others used, by their own clocks at least `others_s`; within 0 and 1."""
+    foreign_s = max(used.busy_s - ours_s, others_s, 0.0)
+    return min(foreign_s / used.all_s, 1.0) if used.all_s > 0 else 0.0
 
 
 def steal(used: Usage) -> float:
     return used.steal_s / used.all_s if used.all_s > 0 else 0.0
 
 
-def too_busy(used: Usage, ours_s: float, bounds: Bounds) -> str:
+def too_busy(used: Usage, ours_s: float, others_s: float, bounds: Bounds) -> str:
     """Why a machine that did this without a run of ours is too busy for one; "" where it is quiet."""
     return _above(
-        ("used by other processes", foreign(used, ours_s), bounds.busy_before),
+        ("used by other processes", foreign(used, ours_s, others_s), bounds.busy_before),
         ("stolen by the hypervisor", steal(used), bounds.busy_before),
     )
 
@@ -123,9 +125,9 @@ def wait_until_quiet(bounds: Bounds, tell: Callable[[str], None], wait_s: float)
     deadline_s = time.monotonic() + wait_s
     told = False
     while True:
-        before, own_s = read_usage(), _own_s()
+        before, own_s, others = read_usage(), _own_s(), _Others()
         time.sleep(bounds.watch_s)
-        problem = too_busy(read_usage().since(before), _own_s() - own_s, bounds)
+        problem = too_busy(read_usage().since(before), _own_s() - own_s, others.used_s(()), bounds)
         if not problem or time.monotonic() >= deadline_s:
             return problem
         if not told:
@@ -141,6 +143,7 @@ class Meter:
         self._processes = processes
         self._before = read_usage()
         self._own_s = _own_s()
+        self._others = _Others()
         self._load_before = os.getloadavg()[0]
         self._loads: list[float] = []
         self._quick_peak_bytes = 0
@@ -162,16 +165,39 @@ class Meter:
 
     def measures(self) -> Measures:
         """To be called while the stack is still up: what its processes used goes with them."""
-        ours_s = _own_s() - self._own_s + cpu_s(self._processes())
+        processes = self._processes()
+        ours_s = _own_s() - self._own_s + cpu_s(processes)
+        others_s = self._others.used_s(processes)
         used = read_usage().since(self._before)
         loads = self._loads or [self._load_before]
         return Measures(
             load_before=self._load_before,
             load_mean=sum(loads) / len(loads),
             steal_fraction=steal(used),
-            foreign_cpu_fraction=foreign(used, ours_s),
+            foreign_cpu_fraction=foreign(used, ours_s, others_s),
             peak_memory_bytes=self._peak_bytes,
         )
+
+
+class _Others:
+    """All processes but this one, from now on."""
+
+    def __init__(self) -> None:
+        self._before_s = self._read(set())
+
+    def used_s(self, ours: Sequence[psutil.Process]) -> float:
+        """CPU seconds of those that are there now, but `ours`, their ended children included."""
+        now_s = self._read({process.pid for process in ours})
+        return sum(max(used_s - self._before_s.get(key, 0.0), 0.0) for key, used_s in now_s.items())
+
+    @staticmethod
+    def _read(left_out: set[int]) -> dict[tuple[int, float], float]:
+        """By process, whose number alone may come again."""
+        return {
+            (process.pid, process.create_time()): cpu_s([process])
+            for process in psutil.process_iter()
+            if process.pid not in left_out and process.pid != os.getpid()
+        }
 
 
 def cpu_s(processes: Sequence[psutil.Process]) -> float:

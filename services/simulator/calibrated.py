@@ -50,7 +50,7 @@ from services.simulator.errors import EXACT, Errors
 from services.simulator.timeline import Timeline
 from services.simulator.training import TRAINER, Step, Training
 from services.simulator.world import COLLECTOR, Happening
-from workloads.measured import Measured
+from workloads.measured import Costs, Measured
 
 CALLS_FOR_A_ROUND = (TargetReached, JobSaved, JobRaised, ReplicaLost, VerificationDone)
 KILLED = -9
@@ -115,7 +115,8 @@ class CalibratedWorld:
 
     def fixed_s(self, spec: JobSpec) -> float:
         costs = self.measured[spec.application].costs
-        return costs.start_s + costs.save_s + costs.exit_s + costs.verify_s
+        start_s = max(costs.start_s - costs.resize_s, 0.0) + self._meeting_s(costs)
+        return start_s + costs.save_s + costs.exit_s + costs.verify_s
 
     def complete(self, spec: JobSpec) -> JobSpec:
         measured = self.measured[spec.application]
@@ -132,7 +133,7 @@ class CalibratedWorld:
         for agent in self._agents.values():
             self._carry_out(*agent.follow(orders, now_s))
             if not all(order.allocation for order in orders.jobs):
-                self._time.after(SAVE_S, self._answer, agent)
+                self._time.after(SAVE_S, agent.answer, now_s + SAVE_S)
         for job_id in self._wanted:
             self._settle(self.jobs[job_id])
         return self._time.take()
@@ -198,9 +199,6 @@ class CalibratedWorld:
         process.agent.exited(process, code, self._time.now_s)
         self._carry_out(*process.agent.reconcile(self._time.now_s))
 
-    def _answer(self, agent: Agent) -> None:
-        agent.answer(self._time.now_s)
-
     def _verified(self, process: Process) -> None:
         assert process.claim
         job, metric = self.jobs[process.job_id], process.claim.metric
@@ -223,8 +221,11 @@ class CalibratedWorld:
             job.beginning = "checkpoint", 0, max(donor.started_s, job.saved_s)
         for process in members:
             process.in_group = True
-        resize_s = job.training.measured.costs.resize_s if self._resize_s is None else self._resize_s
-        self._time.after(max(job.saved_s - self._time.now_s, 0.0) + resize_s, self._formed, job, job.turn)
+        meeting_s = self._meeting_s(job.training.measured.costs)
+        self._time.after(max(job.saved_s - self._time.now_s, 0.0) + meeting_s, self._formed, job, job.turn)
+
+    def _meeting_s(self, costs: Costs) -> float:
+        return costs.resize_s if self._resize_s is None else self._resize_s
 
     def _formed(self, job: Job, turn: int) -> None:
         if turn == job.turn:

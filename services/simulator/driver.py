@@ -38,7 +38,8 @@ SCHEDULER = "scheduler"
 INCARNATION = "simulated"
 STALLED_ROUNDS = 1000
 STALLED_RESTARTS = 10
-"""So many rounds in a row, and seconds as of so many restarts, in which no job gets on: they never will."""
+"""So many rounds in a row, and seconds as of so many restarts, in which no job gets on: they never will. Nor
+when there are so many rounds at one instant."""
 MAX_ROUNDS = 1_000_000
 MAX_NAMED = 10
 """So many of the jobs of a run that is given up are named."""
@@ -99,6 +100,8 @@ class Simulation:
         self.mark: tuple[int, float] = (-1, 0.0)
         self.idle_rounds = 0
         self.idle_since_s = 0.0
+        self.instant_s = -math.inf
+        self.instant_rounds = 0
 
     def run(self) -> Run:
         plan = self.plan
@@ -180,9 +183,14 @@ class Simulation:
         if mark != self.mark:
             self.mark, self.idle_rounds, self.idle_since_s = mark, 0, self.now_s
         self.idle_rounds += 1
+        if self.now_s != self.instant_s:
+            self.instant_s, self.instant_rounds = self.now_s, 0
+        self.instant_rounds += 1
         idle_s = self.now_s - self.idle_since_s
         if self.idle_rounds > STALLED_ROUNDS and idle_s > STALLED_RESTARTS * self.world.restart_s:
             problem = f"no job got on for {idle_s:g} s"
+        elif self.instant_rounds > STALLED_ROUNDS:
+            problem = f"there were more than {STALLED_ROUNDS} rounds at this instant"
         elif state.rounds >= MAX_ROUNDS:
             problem = f"there were {MAX_ROUNDS} rounds"
         else:

@@ -12,6 +12,7 @@ def test_of_a_single_value_there_is_no_interval() -> None:
 def test_of_few_values_the_interval_is_their_whole_range() -> None:
     assert interval([3.0, 1.0, 2.0]) == (1.0, 3.0)
     assert interval([2.0, 2.0, 2.0, 2.0]) == (2.0, 2.0)
+    assert interval([5.0, 1.0, 2.0, 2.0, 2.0]) == (1.0, 5.0)
 
 
 def test_it_depends_on_nothing_but_the_values() -> None:

@@ -4,12 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
-import psutil
 import pytest
 
 from common.config import load_config
@@ -18,51 +15,24 @@ from services.bench.calibration.journal import Journal
 from services.bench.calibration.plan import Curve, Row
 from services.bench.calibration.run import conditions
 from tests.integration import quick_app
+from tests.leftovers import nothing_left, survivors
 from workloads.measured import read_profiles
 
 ROOT = Path(__file__).parents[2]
-MARK = "MARK_OF_A_CALIBRATION"
 WAIT_S = 120.0
 
 pytestmark = pytest.mark.timeout(400)
 
 
 @pytest.fixture
-def environment(tmp_path: Path) -> Iterator[dict[str, str]]:
-    """Of a calibration that has to end everything which it starts, and to leave nothing but its output."""
-    with TemporaryDirectory(prefix="c-") as folder:  # short, as the addresses of sockets in it have to be
-        own = {
-            MARK: uuid.uuid4().hex,
-            "OMP_NUM_THREADS": "1",
-            "TMPDIR": folder,
-            "COADAPT_APPLICATIONS_MODULES": quick_app.MODULE,
-            "COADAPT_AGENT_SLOTS": "1",
-            "COADAPT_AGENT_SLOT_SPEED": "0.5",
-            "COADAPT_TRAINER_SAMPLE_EVERY_S": "0.1",
-        }
-        marked = os.environ | own
+def environment() -> Iterator[dict[str, str]]:
+    with nothing_left(
+        COADAPT_APPLICATIONS_MODULES=quick_app.MODULE,
+        COADAPT_AGENT_SLOTS="1",
+        COADAPT_AGENT_SLOT_SPEED="0.5",
+        COADAPT_TRAINER_SAMPLE_EVERY_S="0.1",
+    ) as marked:
         yield marked
-        left = processes(marked)
-        for process in left:
-            process.kill()
-        assert not left
-        # torch makes an empty folder for a compiler that nobody uses; a process that is killed as it starts
-        # may leave the file of 4 bytes by which `tempfile` finds out whether it can write here.
-        for entry in os.scandir(folder):
-            assert entry.name == "torchinductor_root" or (entry.is_file() and entry.stat().st_size <= 4), (
-                entry
-            )
-
-
-def processes(environment: dict[str, str]) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == environment[MARK]:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
 
 
 def start(environment: dict[str, str], *arguments: object) -> "subprocess.Popen[str]":
@@ -90,7 +60,7 @@ def test_an_interrupted_calibration_leaves_nothing_running_and_is_gone_on_with(
     os.killpg(first.pid, signal.SIGINT)  # as a terminal does: to the whole group
     output, errors = first.communicate(timeout=WAIT_S)
     assert (first.returncode, output, errors) == (130, "", "")
-    assert not processes(environment)
+    assert not survivors(environment)
 
     rows = tuple(
         Row(progress=20.0 * n, iteration=n, metric=1.0 / n, sqr=1.0, var=2.0, trusted=1.0) for n in (1, 2, 3)
@@ -133,13 +103,17 @@ def test_an_interrupted_calibration_leaves_nothing_running_and_is_gone_on_with(
     ],
 )
 def test_what_cannot_be_measured_is_refused_with_what_is_allowed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], error: str
+    coadapt: Callable[..., tuple[int, str, str]], arguments: list[str], error: str
 ) -> None:
-    from services.cli import main
-
-    monkeypatch.setattr("sys.argv", ["coadapt", "calibrate", *arguments])
-    with pytest.raises(SystemExit, match="2"):
-        main()
-    output, errors = capsys.readouterr()
-    assert output == ""
+    code, output, errors = coadapt("calibrate", *arguments)
+    assert (code, output) == (2, "")
     assert errors.startswith(error)
+
+
+def test_nodes_without_a_number_of_slots_are_refused(
+    coadapt: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("COADAPT_AGENT_SLOTS", "0")
+    code, _, errors = coadapt("calibrate", "--out", tmp_path)
+    assert (code, list(tmp_path.iterdir())) == (2, [])
+    assert errors.startswith("coadapt: agent.slots 0: allowed: 1 or more")

@@ -1,11 +1,10 @@
 """`coadapt workload`, in this process."""
 
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from services import cli
 from tests.profiles import write_profiles
 from workloads.tasks import applications
 from workloads.traces import read_workload
@@ -17,18 +16,8 @@ def profiles(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def generate(capsys, monkeypatch, profiles):
-    """Exit code, output and errors of `coadapt workload generate` with these options."""
-
-    def run(*options: str) -> tuple[int, str, str]:
-        command = ["coadapt", "workload", "generate", "--profiles", str(profiles), *options]
-        monkeypatch.setattr(sys, "argv", command)
-        with pytest.raises(SystemExit) as exited:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(exited.value.code or 0), captured.out, captured.err
-
-    return run
+def generate(coadapt, profiles):
+    return partial(coadapt, "workload", "generate", "--profiles", profiles)
 
 
 def test_a_set_is_printed_or_written(generate, tmp_path) -> None:

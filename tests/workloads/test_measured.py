@@ -106,6 +106,18 @@ def test_the_needed_progress_is_that_of_the_first_evaluation_that_meets_the_targ
     assert digits.needed_progress(16, 0.5) < 375.0 < digits.needed_progress(16, 0.97)
     assert digits.needed_progress(16, 2.0) == math.inf
     assert digits.needed_progress(24, 2.0) == math.inf
+
+
+def test_between_a_batch_that_meets_a_target_and_one_that_does_not_it_is_never_met(
+    tmp_path: Path,
+) -> None:
+    folder = write_profiles(tmp_path)
+    path = folder / "digits-cnn" / "validation-32.csv"
+    head, *rows = path.read_text().splitlines()
+    path.write_text("\n".join([head, rows[0]]) + "\n")
+    digits = read_profiles(folder, applications())["digits-cnn"]
+    assert digits.needed_progress(32, 0.965) == math.inf
+    assert digits.needed_progress(24, 0.965) == digits.needed_progress(48, 0.965) == math.inf
     assert digits.metric(16, 375.0) == 0.965
 
 

@@ -54,6 +54,8 @@ def run(names: Sequence[str], folder: Path, seeds: int, *, fresh: bool) -> None:
     for name in names:
         if name not in known:
             raise UserError(f"--app {name!r}: allowed: {', '.join(known)}")
+    if not config.agent.slots:
+        raise UserError("agent.slots 0: allowed: 1 or more; profiles are of nodes with so many slots")
     chosen = [known[name] for name in dict.fromkeys(names or known)]
     settings = conditions(config, seeds)
     former = {} if fresh and not names else read_machine(folder)
@@ -65,11 +67,11 @@ def run(names: Sequence[str], folder: Path, seeds: int, *, fresh: bool) -> None:
             return
         calibration = Calibration(config, chosen, list(known.values()), range(seeds), journal)
         calibration.measure()
+        tables = kept | {spec.name: calibration.costs(spec) for spec in chosen}
         for spec in chosen:
             write_profile(
                 folder / spec.name, config.agent.slots, calibration.grid(spec), calibration.curves(spec)
             )
-        tables = kept | {spec.name: calibration.costs(spec) for spec in chosen}
         write_machine(folder, _machine(settings, {name: tables[name] for name in known if name in tables}))
         journal.finish()
     print(f"{folder}: {_names(chosen)}")
@@ -89,7 +91,8 @@ class Calibration:
         self._config, self._specs, self._background = config, specs, background
         self._seeds, self._journal = seeds, journal
         self._placements = placements(len(NODES), config.agent.slots)
-        self._jobs = round(JOBS_A_SLOT * len(NODES) * config.agent.slots)
+        # Every application's lives have to be seen.
+        self._jobs = max(round(JOBS_A_SLOT * len(NODES) * config.agent.slots), len(specs))
 
     def measure(self) -> None:
         """All parts that are missing."""

@@ -5,21 +5,18 @@ import os
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-import psutil
 import pytest
 
 from services.bench import overhead, resize
 from services.cli import main
+from tests.leftovers import nothing_left, processes
 
 ROOT = Path(__file__).parents[3]
 WAIT_S = 150.0
-MARK = "MARK_OF_A_BENCHMARK"
 STARTED = {"overhead": 4, "pacing": 3}
 """Processes, when it is in the middle of its start: with logger and agents; with resource tracker and
 forkserver."""
@@ -41,32 +38,8 @@ pytestmark = pytest.mark.timeout(180)
 
 @pytest.fixture
 def environment() -> Iterator[dict[str, str]]:
-    """Of a benchmark that has to end everything which it starts, and to leave no files."""
-    with TemporaryDirectory(prefix="b-") as folder:  # short, as the addresses of sockets in it have to be
-        own = {
-            MARK: uuid.uuid4().hex,
-            "OMP_NUM_THREADS": "1",
-            "TMPDIR": folder,
-            "COADAPT_TRAINER_SAMPLE_EVERY_S": "0.1",
-        }
-        marked = os.environ | own
+    with nothing_left(COADAPT_TRAINER_SAMPLE_EVERY_S="0.1") as marked:
         yield marked
-        left = processes(marked)
-        for process in left:
-            process.kill()
-        assert not left
-        assert os.listdir(folder) == []
-
-
-def processes(environment: dict[str, str]) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == environment[MARK]:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
 
 
 def hear_interrupts() -> None:
@@ -179,11 +152,8 @@ def test_a_benchmark_interrupted_at_a_terminal_ends_with_130_and_leaves_nothing(
     ],
 )
 def test_what_is_not_known_is_refused_with_what_is_allowed(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], error: str
+    coadapt: Callable[..., tuple[int, str, str]], arguments: list[str], error: str
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["coadapt", "bench", *arguments])
-    with pytest.raises(SystemExit, match="2"):
-        main()
-    output, errors = capsys.readouterr()
-    assert output == ""
+    code, output, errors = coadapt("bench", *arguments)
+    assert (code, output) == (2, "")
     assert errors.startswith(error)

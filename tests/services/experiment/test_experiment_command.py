@@ -1,11 +1,10 @@
 """What `coadapt experiment` refuses, and what it says without running anything."""
 
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from services import cli
 from services.experiment.folder import RUN_FILE, Folder, write_json
 from services.experiment.plan import planned, read_definition
 
@@ -14,21 +13,13 @@ DEFINITION = 'policies = ["fixed", "pollux"]\nsets = ["mine.toml"]\nseeds = [1, 
 
 
 @pytest.fixture
-def command(tmp_path, monkeypatch, capsys):
-    """Runs the command in this process, in a folder that has a set; returns code, output, errors."""
+def command(coadapt, tmp_path, monkeypatch):
+    """`coadapt experiment` in a folder that has a set."""
     (tmp_path / "mine.toml").write_text(SET)
     (tmp_path / "some.toml").write_text(DEFINITION)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("COADAPT_LOGS_DIR", raising=False)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["coadapt", "experiment", *arguments])
-        with pytest.raises(SystemExit) as exited:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(exited.value.code or 0), captured.out, captured.err
-
-    return run
+    return partial(coadapt, "experiment")
 
 
 @pytest.mark.parametrize(

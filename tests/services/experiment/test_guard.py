@@ -42,19 +42,20 @@ def used(busy_s: float, steal_s: float = 0.0) -> Usage:
 
 
 def test_what_others_use_is_all_that_was_busy_and_not_ours() -> None:
-    assert foreign(used(4.0), ours_s=3.0) == pytest.approx(0.1)
-    assert foreign(used(4.0), ours_s=4.1) == 0.0
-    assert foreign(used(10.1), ours_s=0.0) == 1.0
+    assert foreign(used(4.0), ours_s=3.0, others_s=0.9) == pytest.approx(0.1)
+    assert foreign(used(4.0), ours_s=4.1, others_s=0.0) == 0.0
+    assert foreign(used(4.0), ours_s=4.1, others_s=0.5) == pytest.approx(0.05)
+    assert foreign(used(10.1), ours_s=0.0, others_s=0.0) == 1.0
     assert steal(used(1.0, steal_s=0.5)) == pytest.approx(0.05)
-    assert foreign(Usage(all_s=0.0, busy_s=0.0, steal_s=0.0), ours_s=0.0) == 0.0
+    assert foreign(Usage(all_s=0.0, busy_s=0.0, steal_s=0.0), ours_s=0.0, others_s=0.0) == 0.0
 
 
 def test_a_machine_is_too_busy_by_what_others_use_or_by_what_is_stolen() -> None:
-    assert too_busy(used(0.9), 0.0, BOUNDS) == ""
-    assert too_busy(used(1.5), 0.6, BOUNDS) == ""
-    busy = too_busy(used(1.5), 0.1, BOUNDS)
+    assert too_busy(used(0.9), 0.0, 0.0, BOUNDS) == ""
+    assert too_busy(used(1.5), 0.6, 0.0, BOUNDS) == ""
+    busy = too_busy(used(1.5), 0.1, 0.0, BOUNDS)
     assert busy == "14.0% of the CPU used by other processes, above 10%"
-    assert "20.0% of the CPU stolen" in too_busy(used(0.5, steal_s=2.0), 0.0, BOUNDS)
+    assert "20.0% of the CPU stolen" in too_busy(used(0.5, steal_s=2.0), 0.0, 0.0, BOUNDS)
 
 
 @pytest.mark.parametrize(
@@ -90,6 +91,21 @@ def test_a_machine_that_is_never_quiet_is_waited_for_once_more_at_most() -> None
     finally:
         burning.kill()
         burning.wait(10)
+
+
+def test_another_process_is_seen_beside_ours() -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    ours: list[psutil.Process] = []
+    meter = Meter(lambda: ours)
+    with subprocess.Popen([sys.executable, "-c", BURN, "parent"], **pipes) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == b"done\n"
+        burnt_s = 0.3
+        before = meter.measures().foreign_cpu_fraction
+        all_s = read_usage().since(meter._before).all_s
+        assert before >= 0.9 * burnt_s / all_s
+        ours.append(psutil.Process(other.pid))
+        assert meter._others.used_s(ours) <= meter._others.used_s(()) - burnt_s
 
 
 def test_the_time_of_children_that_have_ended_is_their_parents() -> None:

@@ -401,6 +401,8 @@ def test_alone_a_job_takes_as_long_as_it_did_when_it_was_alone(profiles) -> None
     assert alone_s == pytest.approx(run_s, rel=0.02)
     fixed_s = START_S + VERIFY_S
     assert isolated.time_s(spec, 7.0, 0.5) == pytest.approx(fixed_s + 2 * (alone_s - fixed_s))
+    slow = CalibratedWorld(profiles, ONE_SLOT, restart_s=RESIZE_S + 9.0)
+    assert slow.fixed_s(spec) == pytest.approx(fixed_s + 9.0)
     other = complete_spec(
         digits(application="matfac", id="b", replicas=2, batch_size=512), applications(), "", 9
     )

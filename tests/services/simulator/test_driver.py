@@ -13,13 +13,21 @@ from analysis.audit import audit
 from analysis.load import replay
 from analysis.metrics import summary
 from common.eventlog import EventLogWriter, encode_line, read_events
-from common.protocol import EventRecord, JobCompleted, JobRefused, JobSubmitted, RoundDecided, RunEnded
+from common.protocol import (
+    EventRecord,
+    JobCompleted,
+    JobRefused,
+    JobSubmitted,
+    Orders,
+    RoundDecided,
+    RunEnded,
+)
 from common.types import JobState, Node
 from services.scheduler.policies import make_policy
 from services.scheduler.policies.interface import ClusterView, Decision, Policy
 from services.simulator.driver import Plan, Run, Simulation
 from services.simulator.synthetic import APPLICATIONS, SyntheticWorld
-from services.simulator.world import World
+from services.simulator.world import Happening, World
 from tests.services.scheduler_driver import make_spec
 from tests.services.simulator.countdown import Countdown
 from workloads.traces import Arrival, JobFields, complete_spec
@@ -187,6 +195,22 @@ def test_jobs_that_can_never_end_are_given_up_with_the_reason() -> None:
     assert end.active == ("a",)
     verdict = audit(replay(records))
     assert verdict.ok, verdict.findings
+
+
+class AtOnce(Countdown):
+    """Saves take no time, so that each one is followed by a round at the same instant."""
+
+    restart_s = 30.0
+
+    def apply(self, orders: Orders, now_s: float) -> Sequence[Happening]:
+        happened = super().apply(orders, now_s)
+        return [Happening(now_s, h.source, h.what) for h in happened]
+
+
+def test_a_policy_that_flips_at_one_instant_is_given_up() -> None:
+    jobs = [Arrival(at_s=1.0, spec=make_spec(name, replicas=8, batch_size=64)) for name in ("a", "b")]
+    run, _ = drive(jobs, AtOnce({"a": 100.0, "b": 100.0}), TakesTurns())
+    assert "given up at 60 s, when there were more than 1000 rounds at this instant" in run.stalled
 
 
 def test_rounds_in_which_a_policy_fails_change_nothing_and_are_told() -> None:

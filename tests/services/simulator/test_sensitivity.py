@@ -1,16 +1,14 @@
 """`coadapt sensitivity`: what it runs, and what it says."""
 
 import json
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from common.lifecycle import UserError
-from services import cli
 from services.scheduler.policies import make_policy
 from services.simulator.cases import Case
-from services.simulator.parallel import THREADS
 from services.simulator.sensitivity import BASELINES, chosen, distinct, members, sweeps
 from tests.profiles import write_profiles
 
@@ -82,19 +80,8 @@ def test_an_unknown_sweep_is_refused_with_those_that_there_are() -> None:
 
 
 @pytest.fixture
-def sensitivity(capsys, monkeypatch):
-    """Runs the command in this process: exit code, output, errors."""
-    for name in THREADS:
-        monkeypatch.setenv(name, "1")
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["coadapt", "sensitivity", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exited:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(exited.value.code or 0), captured.out, captured.err
-
-    return run
+def sensitivity(coadapt):
+    return partial(coadapt, "sensitivity")
 
 
 def test_one_sweep_over_a_file_in_the_calibrated_world(sensitivity, tmp_path: Path) -> None:

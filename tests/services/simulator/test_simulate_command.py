@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -13,10 +14,8 @@ import pytest
 from msgspec import structs
 
 from analysis.summarize import main as summarize
-from services import cli
 from services.simulator.cases import LOCK_FILE, Case
 from services.simulator.cases import simulate as simulate_case
-from services.simulator.parallel import THREADS
 from tests.profiles import write_profiles
 
 TABLE = "name,time,application,num_replicas,batch_size\na,0,small,1,128\nb,30,small,2,256\n"
@@ -25,21 +24,9 @@ FIGURES = {"mean_jct_s", "p99_jct_s", "makespan_s", "jcts_s", "rounds", "decisio
 
 
 @pytest.fixture
-def simulate(capsys, monkeypatch):
-    """Runs the command in this process: exit code, output, errors."""
-    for name in (*THREADS, "COADAPT_OSDI21"):
-        monkeypatch.setenv(name, "1")  # so that what the command sets is taken back after the test
-        if name == "COADAPT_OSDI21":
-            monkeypatch.delenv(name)
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["coadapt", "simulate", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exited:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(exited.value.code or 0), captured.out, captured.err
-
-    return run
+def simulate(coadapt, monkeypatch):
+    monkeypatch.delenv("COADAPT_OSDI21", raising=False)
+    return partial(coadapt, "simulate")
 
 
 @pytest.fixture

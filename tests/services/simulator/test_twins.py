@@ -1,16 +1,14 @@
 """`coadapt fidelity`: a run that was itself simulated is its own twin."""
 
 import json
-import sys
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from common.config import Config, RunConfig, SchedulerConfig
-from services import cli
 from services.simulator.cases import Case, simulate
-from services.simulator.parallel import THREADS
 from services.simulator.twins import twin
 from tests.profiles import write_profiles
 from tests.services.simulator.test_sensitivity import JOBS
@@ -49,19 +47,8 @@ def experiment(tmp_path: Path) -> tuple[Path, Path]:
 
 
 @pytest.fixture
-def fidelity(capsys, monkeypatch):
-    """Runs the command in this process: exit code, output, errors."""
-    for name in THREADS:
-        monkeypatch.setenv(name, "1")
-
-    def run(*arguments: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["coadapt", "fidelity", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exited:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(exited.value.code or 0), captured.out, captured.err
-
-    return run
+def fidelity(coadapt):
+    return partial(coadapt, "fidelity")
 
 
 def test_a_twin_has_everything_from_the_run_itself(experiment: tuple[Path, Path]) -> None:
