@@ -12,8 +12,8 @@ from common.config import Config
 from common.lifecycle import UserError
 from common.protocol import GetJobs, JobAccepted, JobRow, JobTable, Refused, Request, SubmitJob
 from common.transport import RequestClient, load_keys
-from common.types import ApplicationSpec, JobState
-from workloads.tasks import UnknownApplication, applications
+from common.types import JobState
+from workloads.tasks import applications
 from workloads.traces import Workload, read_workload, single_job
 
 SILENCE_S = 0.7
@@ -120,19 +120,11 @@ class Arrivals:
         self._ended |= {row.id: row for row in table.jobs if row.state.terminal and row.id in self.job_ids}
 
 
-def known_applications(config: Config) -> dict[str, ApplicationSpec]:
-    """Raises UserError for a configured module that cannot be used."""
-    try:
-        return applications(config.applications.modules)
-    except UnknownApplication as error:
-        raise UserError(str(error)) from error
-
-
 def workload_reader(
     config: Config, file: Path | None, fields: dict[str, Any]
 ) -> Callable[[int | None], Workload]:
     """What reads and checks the workload, given the number of slots of the cluster."""
-    known = known_applications(config)
+    known = applications(config.applications.modules)
     if file is not None:
         return lambda slots: read_workload(file, known, slots)
     default_id = f"{fields['application']}-{secrets.token_hex(3)}"

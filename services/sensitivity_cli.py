@@ -1,5 +1,6 @@
 """`coadapt sensitivity`: what the policies' completion times do when one thing is varied."""
 
+import os
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -156,6 +157,7 @@ def _sets(
     profiles: Path | None, workloads: list[str] | None, requests: str, seeds: int, folder: Path
 ) -> "list[Case]":
     """A set is made anew for each seed; the jobs of a file are the same for all."""
+    from common.config import load_config
     from services.simulator.cases import CLUSTERS, check
     from workloads.generate import RECIPES, REQUESTS, generate, to_toml
     from workloads.measured import PROFILES, read_profiles
@@ -164,7 +166,7 @@ def _sets(
     if requests not in REQUESTS:
         raise typer.BadParameter(f"--requests {requests!r}: allowed: {', '.join(REQUESTS)}")
     usual = CLUSTERS["calibrated"]
-    measured = read_profiles(profiles or PROFILES, applications())
+    measured = read_profiles(profiles or PROFILES, applications(load_config(os.environ).applications.modules))
     base = []
     for name in dict.fromkeys(workloads or RECIPES):
         for seed in range(1, seeds + 1):

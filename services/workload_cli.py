@@ -60,6 +60,7 @@ def generate(
     """Make a set of jobs from its recipe, a seed and the measured profiles.
 
     Sets of the same name and seed have the same jobs at the same times, whatever they ask for."""
+    from common.config import load_config
     from workloads.generate import RECIPES, REQUESTS, to_toml
     from workloads.generate import generate as make
     from workloads.measured import PROFILES, read_profiles
@@ -70,7 +71,7 @@ def generate(
     several = len(names) * len(kinds) > 1
     if several and out is None:
         raise typer.BadParameter(f'--out DIR is needed with "{ALL}"')
-    measured = read_profiles(profiles or PROFILES, applications())
+    measured = read_profiles(profiles or PROFILES, applications(load_config(os.environ).applications.modules))
     texts = {
         f"{name}-{kind}.toml": to_toml(make(RECIPES[name], kind, seed, measured, nodes, slots))
         for name in names

@@ -69,11 +69,11 @@ def experiment(
     come up."""
     from common.config import load_config
     from common.lifecycle import signals_raise
-    from services.client import known_applications
     from services.experiment.engine import check_engine
     from services.experiment.folder import Folder
     from services.experiment.plan import configured, only, planned, read_definition, with_seeds, workloads_of
     from services.experiment.runner import Task, check_cluster, check_policies
+    from workloads.tasks import applications
 
     definition = read_definition(file)
     definition = with_seeds(definition, seeds) if seeds else definition
@@ -83,7 +83,7 @@ def experiment(
     check_policies({run.policy: None for run in runs})
     check_engine(engine)
     folder = Folder(Path(config.run.logs_dir) / definition.name, definition)
-    workloads = _texts(runs, workloads_of(definition, known_applications(config)))
+    workloads = _texts(runs, workloads_of(definition, applications(config.applications.modules)))
     if dry_run:
         _show_plan(folder, runs)
         return 0

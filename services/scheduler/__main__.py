@@ -7,14 +7,13 @@ from common.lifecycle import StopFlag, UserError, service_main
 from common.transport import Reactor
 from services.scheduler.policies import UnknownPolicy, make_live_policy
 from services.scheduler.service import SchedulerService, make_core
-from workloads.tasks import UnknownApplication
 
 
 def body(config: Config, stop: StopFlag) -> int:
     try:
         policy = make_live_policy(config.scheduler.policy)
         core = make_core(config, policy)
-    except (UnknownPolicy, UnknownApplication) as error:
+    except UnknownPolicy as error:
         raise UserError(str(error)) from error
     reactor = Reactor(stop)
     service = SchedulerService(config, core, reactor)

@@ -16,6 +16,7 @@ from typing import Any
 from msgspec import structs
 
 import workloads
+from common.config import load_config
 from common.eventlog import EventLogError, EventLogWriter
 from common.goodput.memory import Memory
 from common.lifecycle import UserError
@@ -198,7 +199,7 @@ def make_world(case: Case, policy: Policy) -> World:
         folder = case.profiles or PROFILES
         if case.slots > (most := read_machine(folder).slots):
             raise UserError(f"slots {case.slots}: allowed in calibrated: 1 to {most}, as were measured")
-        profiles = read_profiles(folder, applications())
+        profiles = read_profiles(folder, applications(load_config(os.environ).applications.modules))
         return CalibratedWorld(profiles, cluster(case), errors=errors, memory=memory, **given)
     from services.simulator.osdi21 import Osdi21World
 

@@ -78,3 +78,10 @@ def test_what_is_wrong_is_named_with_what_is_allowed(generate, options, said) ->
     assert "Traceback" not in err
     for text in said:
         assert text in err
+
+
+def test_the_applications_are_those_that_are_configured(generate, monkeypatch) -> None:
+    monkeypatch.setenv("COADAPT_APPLICATIONS_MODULES", "no.such.module")
+    code, printed, told = generate("--set", "burst")
+    assert (code, printed) == (2, "")
+    assert told.startswith("coadapt: application module 'no.such.module': cannot be imported")

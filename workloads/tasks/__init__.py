@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 
+from common.lifecycle import UserError
 from common.types import ApplicationSpec
 from workloads.tasks.interface import Build, Task
 
@@ -18,7 +19,7 @@ OWN_MODULES = (
 )
 
 
-class UnknownApplication(ValueError):
+class UnknownApplication(UserError, ValueError):
     """No such application, or a module named for one cannot be used; the text says what is allowed."""
 
 
