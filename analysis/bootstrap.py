@@ -1,5 +1,6 @@
 """Bootstrap intervals of a mean. Pure: the chance in them is seeded."""
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -33,8 +34,7 @@ def interval(values: Sequence[float]) -> Interval | None:
         return None
     if count < ENOUGH_PAIRS:
         return Interval(float(min(values)), float(max(values)))
-    t = stats.t.ppf((1 + LEVEL) / 2, count - 1)
-    tail = stats.norm.sf(np.sqrt(count / (count - 1)) * t)
+    tail = _tail(count)
     found = stats.bootstrap(
         (np.sort(values),),
         np.mean,
@@ -44,3 +44,33 @@ def interval(values: Sequence[float]) -> Interval | None:
         rng=np.random.default_rng(SEED),
     ).confidence_interval
     return Interval(float(found.low), float(found.high))
+
+
+def interval_by_group(groups: Sequence[Sequence[float]]) -> Interval | None:
+    """A 95% interval for the mean of all values, when the groups too are drawn from many like them: in every
+    resample groups are drawn with replacement, and from each of these as many of its values as it has, with
+    replacement as well. None of fewer than two groups.
+
+    Percentiles are expanded as above, for as many values as there are groups. Of few groups that comes near
+    to the range of the resampled means: no more can be had from them.
+    """
+    count = len(groups)
+    if count < 2:
+        return None
+    chance = np.random.default_rng(SEED)
+    drawn = chance.integers(count, size=(RESAMPLES, count))
+    sums, sizes = np.zeros(RESAMPLES), np.zeros(RESAMPLES)
+    for number, values in enumerate(map(np.asarray, groups)):
+        for column in range(count):
+            (rows,) = np.nonzero(drawn[:, column] == number)
+            sums[rows] += chance.choice(values, size=(rows.size, values.size)).sum(axis=1)
+            sizes[rows] += values.size
+    tail = _tail(count)
+    low, high = np.quantile(sums / sizes, (tail, 1 - tail))
+    return Interval(float(low), float(high))
+
+
+def _tail(count: int) -> float:
+    """The part of the resampled means beyond either end of an interval, expanded for `count` values."""
+    t = stats.t.ppf((1 + LEVEL) / 2, count - 1)
+    return float(stats.norm.sf(math.sqrt(count / (count - 1)) * t))

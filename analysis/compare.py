@@ -44,7 +44,8 @@ def compare(
 ) -> int:
     """Compare policies over the runs of an experiment.
 
-    Runs are paired by set and seed; ratios have 95% bootstrap intervals. What is left out is listed.
+    Runs of the same jobs are paired by set and seed. Ratios have 95% bootstrap intervals, over the pairs of
+    all sets as one pool, and by sets, which are resampled first there. What is left out is listed.
 
     Exit 1 when a run was left out or has no partner."""
     from common.lifecycle import UserError

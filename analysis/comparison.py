@@ -4,38 +4,39 @@ Two policies are compared over their *pairs*: runs of the same (set, seed), so o
 the same times. A measure that is above 0 is compared by the geometric mean of the ratios within the pairs:
 every pair counts alike, however long its set lasts, and pollux/fixed is the inverse of fixed/pollux, neither
 of which holds for a ratio of means. A measure that can be 0 (unfair fraction, rescales) has no such ratio:
-the mean difference stands for it. Intervals are 95%, by bootstrap over the pairs (`analysis.bootstrap`).
+the mean difference stands for it. Intervals are 95%, by bootstrap (`analysis.bootstrap`).
 
-Over all sets the pairs are drawn as one sample, not set by set. Sets stand for workloads like them, so what
-differs between sets has to widen the interval; and drawing three seeds within each set, as a stratified
-bootstrap would, takes a third off their variance.
+Over all sets there are two. `low` and `high`, by which verdicts go, draw pairs as one sample pooled over the
+sets: what is said of these sets. It takes the pairs for independent, and those of one set may be alike. So
+`low_by_set` and `high_by_set` draw sets first and then seeds within them: what is said of other sets like
+these, of which few were run.
 """
 
 import math
-import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
 import numpy as np
 
-from analysis.bootstrap import ENOUGH_PAIRS, LEVEL, interval
+from analysis.bootstrap import ENOUGH_PAIRS, LEVEL, interval, interval_by_group
 from analysis.metrics import RunSummary
+from analysis.pairing import LeftOut, Run, blocks_of, lacking_in, of_same_jobs, rank
 from common.types import Struct
 
 METHOD = (
     "Paired by (set, seed): ratios are geometric means over the pairs, differences are means; intervals are "
-    f"{LEVEL:.0%}, by bootstrap over the pairs, expanded for small samples. One of n < {ENOUGH_PAIRS} pairs "
-    "is their whole range, which covers no more than 1 - 2^(1 - n): 75% for three pairs."
+    f"{LEVEL:.0%}, by bootstrap, expanded for small samples. Those in brackets resample pairs, overall as "
+    "one pool over all sets: they hold for these sets, which may differ from one another, see the figures of "
+    "each. Those 'by sets' resample sets first, then seeds within them: of other sets like these, they are "
+    f"the ones to go by. The interval of n < {ENOUGH_PAIRS} pairs is their whole range, which covers no more "
+    "than 1 - 2^(1 - n): 75% for three pairs. Every interval stands for itself: of many, some miss by chance."
 )
 SCOPE = (
     "Scope: small CPU jobs, a simplified goodput model and the policies named here. It says nothing certain "
     "about many-GPU training in production."
 )
-ORDER = ("fixed", "tiresias", "srtf", "optimus", "dynamic", "throughput", "pollux", "coadapt")
-"""Baselines first: of two policies people are shown the later one against the earlier one."""
-
 Winner = Literal["better", "worse", "cannot be told"]
 
 
@@ -67,31 +68,18 @@ MEASURES = (
 )
 
 
-class Run(Struct, frozen=True):
-    """A run that counts. `name` is that of its folder."""
-
-    name: str
-    set: str
-    policy: str
-    seed: int
-    summary: RunSummary
-
-
-class LeftOut(Struct, frozen=True):
-    run: str
-    why: str
-
-
 @dataclass(frozen=True)
 class Effect:
     """`value` over `pairs` pairs (None: of none), of which `better` are better; bounds are None of fewer than
-    two."""
+    two. Those by set are None but of all sets together, where there are two or more."""
 
     value: float | None
     low: float | None
     high: float | None
     pairs: int
     better: int
+    low_by_set: float | None = None
+    high_by_set: float | None = None
 
 
 class Verdict(Struct, frozen=True):
@@ -146,10 +134,10 @@ def compare(
 ) -> Comparison:
     """Every policy against each baseline (none given: against every other). What has no partner, or other
     jobs than its partners, is added to what was left out."""
-    alike, strangers = _of_same_jobs(runs)
-    policies = tuple(sorted({run.policy for run in alike}, key=_rank))
-    lacking = _lacking(alike, policies, {entry.run for entry in (*left_out, *strangers)})
-    blocks = _blocks(alike)
+    alike, strangers = of_same_jobs(runs)
+    policies = tuple(sorted({run.policy for run in alike}, key=rank))
+    lacking = lacking_in(alike, policies, {entry.run for entry in (*left_out, *strangers)})
+    blocks = blocks_of(alike)
     contrasts = [
         _contrast(policy, baseline, blocks)
         for baseline in baselines or policies
@@ -166,73 +154,13 @@ def compare(
     )
 
 
-def _rank(policy: str) -> tuple[int, str]:
-    """Variants, as in `pollux-batch-only` and `pollux:power=0`, stand after what they vary."""
-    of = [number for number, name in enumerate(ORDER) if policy.startswith(name)]
-    return (max(of, default=len(ORDER)), policy)
-
-
-def _key(run: Run) -> tuple[str, int]:
-    return run.set, run.seed
-
-
-def _blocks(runs: Iterable[Run]) -> list[dict[str, Run]]:
-    """By (set, seed), the runs by policy."""
-    ordered = sorted(runs, key=lambda run: (*_key(run), _rank(run.policy)))
-    return [{run.policy: run for run in group} for _, group in groupby(ordered, key=_key)]
-
-
-def _of_same_jobs(runs: Sequence[Run]) -> tuple[list[Run], list[LeftOut]]:
-    """Without those whose jobs are not those of most runs of their (set, seed), and second runs of one."""
-    kept: list[Run] = []
-    out: list[LeftOut] = []
-    ordered = sorted(runs, key=lambda run: (*_key(run), run.name))
-    for _, group in groupby(ordered, key=_key):
-        block = list(group)
-        jobs = [
-            frozenset((job.id, job.application, job.target) for job in run.summary.per_job) for run in block
-        ]
-        usual = max(jobs, key=jobs.count)
-        seen: dict[str, str] = {}
-        for run, its in zip(block, jobs, strict=True):
-            if its != usual:
-                other = block[jobs.index(usual)].name
-                out.append(LeftOut(run=run.name, why=f"its jobs are not those of {other}"))
-            elif run.policy in seen:
-                why = f"set, policy and seed are those of {seen[run.policy]}"
-                out.append(LeftOut(run=run.name, why=why))
-            else:
-                seen[run.policy] = run.name
-                kept.append(run)
-    return kept, out
-
-
-def _lacking(runs: Sequence[Run], policies: Sequence[str], known: set[str]) -> Iterable[LeftOut]:
-    for block in _blocks(runs):
-        one = next(iter(block.values()))
-        for policy in policies:
-            name = _named(policy, one)
-            if policy not in block and name not in known:
-                partners = ", ".join(run.name for run in block.values())
-                yield LeftOut(run=name, why=f"there is no such run; unpaired with it: {partners}")
-
-
-def _named(policy: str, partner: Run) -> str:
-    """The folder that a run of this policy has beside its partner's. Policies may carry parameters, which
-    folders spell otherwise."""
-    own, other = (
-        re.sub(r"[^A-Za-z0-9_.-]+", "-", f"-{name}-{partner.seed}") for name in (policy, partner.policy)
-    )
-    return (partner.name.removesuffix(other) if partner.name.endswith(other) else partner.set) + own
-
-
 def _contrast(policy: str, baseline: str, blocks: Sequence[dict[str, Run]]) -> Contrast:
     pairs = [(block[policy], block[baseline]) for block in blocks if policy in block and baseline in block]
     return Contrast(
         policy=policy,
         baseline=baseline,
         pairs=tuple(pairs),
-        overall=_effects(pairs),
+        overall={measure.name: effect(measure, pairs, by_set=True) for measure in MEASURES},
         by_set={name: _effects(list(group)) for name, group in groupby(pairs, key=lambda pair: pair[0].set)},
     )
 
@@ -241,28 +169,37 @@ def _effects(pairs: Sequence[tuple[Run, Run]]) -> dict[str, Effect]:
     return {measure.name: effect(measure, pairs) for measure in MEASURES}
 
 
-def effect(measure: Measure, pairs: Sequence[tuple[Run, Run]]) -> Effect:
+def effect(measure: Measure, pairs: Sequence[tuple[Run, Run]], by_set: bool = False) -> Effect:
     """Of the first runs of the pairs against the second; without pairs of which one lacks the measure."""
-    known = [(measure.of(run.summary), measure.of(other.summary)) for run, other in pairs]
-    changes = []
-    for value, other in known:
-        if value is None or other is None:
-            continue
-        if not measure.is_ratio:
-            changes.append(value - other)
-        elif value > 0 and other > 0:
-            changes.append(math.log(value / other))
+    changes_by_set: dict[str, list[float]] = {}
+    for run, other in pairs:
+        change = _change(measure, measure.of(run.summary), measure.of(other.summary))
+        if change is not None:
+            changes_by_set.setdefault(run.set, []).append(change)
+    changes = [change for of_set in changes_by_set.values() for change in of_set]
     if not changes:
         return Effect(value=None, low=None, high=None, pairs=0, better=0)
     back = math.exp if measure.is_ratio else float
     bounds = interval(changes)
+    over_sets = interval_by_group(list(changes_by_set.values())) if by_set else None
     return Effect(
         value=back(np.mean(changes)),
         low=back(bounds.low) if bounds else None,
         high=back(bounds.high) if bounds else None,
         pairs=len(changes),
         better=sum(measure.sign * change < 0 for change in changes),
+        low_by_set=back(over_sets.low) if over_sets else None,
+        high_by_set=back(over_sets.high) if over_sets else None,
     )
+
+
+def _change(measure: Measure, value: float | None, other: float | None) -> float | None:
+    """As a logarithm, of what is compared by its ratio."""
+    if value is None or other is None:
+        return None
+    if not measure.is_ratio:
+        return value - other
+    return math.log(value / other) if value > 0 and other > 0 else None
 
 
 # --------------------------------------------------------------------------- in words
@@ -297,17 +234,17 @@ def _sentence(contrast: Contrast, measure: Measure) -> str:
     found = contrast.overall[measure.name]
     told = winner(measure, found)
     title = measure.title[0].upper() + measure.title[1:]
-    if measure.is_ratio:
-        text = f"{title} of {contrast.policy} over that of {contrast.baseline}: {amount(measure, found)}"
-    else:
-        text = f"{title} of {contrast.policy} less that of {contrast.baseline}: {amount(measure, found)}"
+    than = "over" if measure.is_ratio else "less"
+    text = f"{title} of {contrast.policy} {than} that of {contrast.baseline}: {amount(measure, found)}"
+    if found.low_by_set is not None:
+        text += f", by sets {range_by_set(measure, found)}"
     lacking = len(contrast.pairs) - found.pairs
     counted = f"{found.pairs} pair{'' if found.pairs == 1 else 's'}, {found.better} of them better"
     if 0 < found.pairs < ENOUGH_PAIRS:
         counted += ", too few for 95%"
     if lacking:
         counted += f"; {lacking} without the measure or with none of it to compare"
-    return f"{text} ({counted}): {told}{_on_sets(contrast, measure, told)}."
+    return f"{text} ({counted}): {told}{_on_sets(contrast, measure, told)}{_on_others(measure, found, told)}."
 
 
 def _on_sets(contrast: Contrast, measure: Measure, told: Winner) -> str:
@@ -316,6 +253,8 @@ def _on_sets(contrast: Contrast, measure: Measure, told: Winner) -> str:
         by_winner.setdefault(winner(measure, effects[measure.name]), []).append(name)
     if len(contrast.by_set) < 2:
         return ""
+    if all(effects[measure.name].pairs < ENOUGH_PAIRS for effects in contrast.by_set.values()):
+        return "; too few pairs on each set alone to tell"
     if list(by_winner) == [told]:
         return ", as on every set alone"
     parts = []
@@ -329,14 +268,30 @@ def _on_sets(contrast: Contrast, measure: Measure, told: Winner) -> str:
     return "; " + "; ".join(parts)
 
 
+def _on_others(measure: Measure, found: Effect, told: Winner) -> str:
+    if found.low_by_set is None or found.high_by_set is None or told == "cannot be told":
+        return ""
+    contained = found.low_by_set <= (1.0 if measure.is_ratio else 0.0) <= found.high_by_set
+    return "; cannot be told of other sets like these" if contained else ""
+
+
 def amount(measure: Measure, effect: Effect) -> str:
     """As in `0.58 [0.52, 0.66]`."""
     if effect.value is None:
         return "-"
-    form = ".2f" if measure.is_ratio else "+.2f" if measure.key == "unfair_fraction" else "+.1f"
-    if effect.low is None:
-        return f"{effect.value:{form}}"
-    return f"{effect.value:{form}} [{effect.low:{form}}, {effect.high:{form}}]"
+    form = _form(measure)
+    value = f"{effect.value:{form}}"
+    return value if effect.low is None else f"{value} [{effect.low:{form}}, {effect.high:{form}}]"
+
+
+def range_by_set(measure: Measure, effect: Effect) -> str:
+    """As in `[0.49, 0.70]`; a dash where there are no two sets."""
+    form = _form(measure)
+    return "-" if effect.low_by_set is None else f"[{effect.low_by_set:{form}}, {effect.high_by_set:{form}}]"
+
+
+def _form(measure: Measure) -> str:
+    return ".2f" if measure.is_ratio else "+.2f" if measure.key == "unfair_fraction" else "+.1f"
 
 
 # --------------------------------------------------------------------------- as data
@@ -345,10 +300,13 @@ def amount(measure: Measure, effect: Effect) -> str:
 def as_json(comparison: Comparison) -> dict[str, object]:
     """The figures of comparison.json: by measure and pair, then by set, what policies come to, verdicts."""
 
-    def table(effects: Callable[[Contrast], dict[str, Effect] | None]) -> dict[str, object]:
+    def table(
+        effects: Callable[[Contrast], dict[str, Effect] | None],
+        written: Callable[[Measure, Effect], dict[str, object]] = _effect_json,
+    ) -> dict[str, object]:
         return {
             measure.name: {
-                contrast.name: _effect_json(measure, of_contrast[measure.name])
+                contrast.name: written(measure, of_contrast[measure.name])
                 for contrast in comparison.contrasts
                 if (of_contrast := effects(contrast)) is not None
             }
@@ -356,7 +314,7 @@ def as_json(comparison: Comparison) -> dict[str, object]:
         }
 
     return {
-        **table(lambda contrast: contrast.overall),
+        **table(lambda contrast: contrast.overall, _overall_json),
         "by_set": {
             name: table(lambda contrast, name=name: contrast.by_set.get(name))  # type: ignore[misc]
             for name in comparison.sets
@@ -371,6 +329,11 @@ def as_json(comparison: Comparison) -> dict[str, object]:
 def _effect_json(measure: Measure, effect: Effect) -> dict[str, object]:
     kind = "ratio" if measure.is_ratio else "difference"
     return {kind: effect.value, "low": effect.low, "high": effect.high, "pairs": effect.pairs}
+
+
+def _overall_json(measure: Measure, effect: Effect) -> dict[str, object]:
+    by_set = {"low_by_set": effect.low_by_set, "high_by_set": effect.high_by_set}
+    return {**_effect_json(measure, effect), **by_set}
 
 
 def policy_means(comparison: Comparison, policy: str) -> dict[str, float | int | None]:

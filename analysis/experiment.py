@@ -17,15 +17,15 @@ from typing import Any
 
 import msgspec
 
-from analysis.comparison import LeftOut, Run
 from analysis.fairness import IsolatedTime
-from analysis.load import RUN_MARKS, NoRuns, Replay, find_logs, read_log
+from analysis.load import RUN_MARKS, NoRuns, Replay, RunHistory, find_logs, read_log
 from analysis.metrics import RunSummary, replicas_mean
+from analysis.pairing import LeftOut, Run
 from analysis.summarize import plain, summarize
 from common.eventlog import EVENTS_FILE
 from common.types import Struct
 
-FACTS_FILE, ABOUT_FILE = "run.json", "experiment.json"
+FACTS_FILE, ABOUT_FILE, WORKLOAD_FILE = "run.json", "experiment.json", "workload.toml"
 LOST, ISOLATED = "lost", "isolated"
 
 
@@ -83,11 +83,12 @@ class Experiment:
 
 def gather(
     place: Path,
-    isolated: Callable[[Replay], IsolatedTime | None] = lambda _: None,
+    isolated: Callable[[Replay], IsolatedTime | None] | None = None,
     shown: Callable[[Sequence[Path]], Iterable[Path]] = lambda folders: folders,
 ) -> Experiment:
     """Sum up every run in `place`, as `summarize` does; `isolated` gives the isolated times for rho
-    (`analysis.fairness`), `shown` may follow how the reading goes on. Raises NoRuns."""
+    (`analysis.fairness`), without it runs of one job alone are of no use; `shown` may follow how the reading
+    goes on. Raises NoRuns."""
     find_logs(place)  # says what is wrong with a place without runs
     if is_run(place):
         raise NoRuns(f"{place}: is one run; compare wants a folder of runs, of two policies or more")
@@ -98,7 +99,7 @@ def gather(
     folders = _folders(place)
     for folder in shown(folders):
         if is_run(folder):
-            facts, judged = _judge(folder, isolated)
+            facts, judged = _judge(folder, isolated or (lambda _: None))
             if isinstance(judged, Run):
                 runs.append(judged)
                 starts += [facts.started] if facts and facts.started else []
@@ -106,6 +107,8 @@ def gather(
                 out.append(judged)
         elif folder.name == ISOLATED:
             for single in _folders(folder):
+                if isolated is None:
+                    break
                 found = _alone(single, isolated)
                 (singles if isinstance(found, Alone) else out).append(found)  # type: ignore[arg-type]
         elif folder.name != LOST:
@@ -147,18 +150,42 @@ def _judge(
         return facts, LeftOut(run=name, why=plain(facts.fault))
     if not facts and (folder.parent / ABOUT_FILE).exists():
         return None, LeftOut(run=name, why=f"no {FACTS_FILE}: it was interrupted, or goes on")
-    _, summary = summarize(read_log(folder / EVENTS_FILE), isolated)
+    history, summary = summarize(read_log(folder / EVENTS_FILE), isolated)
     if why := _fault(summary):
         return facts, LeftOut(run=name, why=why)
+    try:
+        jobs = _jobs(folder / WORKLOAD_FILE, history)
+    except (OSError, ValueError) as error:
+        return facts, LeftOut(run=name, why=f"{WORKLOAD_FILE}: {plain(str(error))}")
     if facts:
-        return facts, Run(name=name, set=_set(facts), policy=facts.policy, seed=facts.seed, summary=summary)
+        run = Run(
+            name=name,
+            set=_set(facts),
+            policy=facts.policy,
+            seed=facts.seed,
+            summary=summary,
+            requests=facts.requests,
+            jobs=jobs,
+        )
+        return facts, run
     assert summary.workload is not None, "a log with a verified job names its run"
     assert summary.policy is not None
     assert summary.seed is not None
     policy = summary.policy
     if name.startswith(f"{summary.workload}-") and name.endswith(f"-{summary.seed}"):
         policy = name[len(summary.workload) + 1 : -len(f"-{summary.seed}")] or policy
-    return None, Run(name=name, set=summary.workload, policy=policy, seed=summary.seed, summary=summary)
+    run = Run(name=name, set=summary.workload, policy=policy, seed=summary.seed, summary=summary, jobs=jobs)
+    return None, run
+
+
+def _jobs(workload: Path, history: RunHistory) -> str:
+    """Equal for equal jobs: those of the workload file, without one what the log says that was submitted.
+    Raises OSError, ValueError."""
+    if not workload.exists():
+        return repr(sorted((job.spec for job in history.jobs.values()), key=lambda spec: spec.id))
+    content = msgspec.toml.decode(workload.read_bytes(), type=dict[str, Any])
+    content.pop("name", None)
+    return json.dumps(content, sort_keys=True, default=str)
 
 
 def _facts(folder: Path) -> RunFacts | None:
@@ -189,6 +216,9 @@ def _fault(summary: RunSummary) -> str:
 
 def _alone(folder: Path, isolated: Callable[[Replay], IsolatedTime | None]) -> Alone | LeftOut:
     name = f"{ISOLATED}/{plain(folder.name)}"
+    facts = _facts(folder)
+    if facts and facts.fault:
+        return LeftOut(run=name, why=plain(facts.fault))
     times: list[IsolatedTime] = []
 
     def keep(replayed: Replay) -> IsolatedTime | None:

@@ -95,7 +95,7 @@ def isolated_jct_s(job: JobHistory, share: float, node_slots: int) -> float | No
     alone_s = training_s[0] / min(share, 1.0)
     if share > low and np.isfinite(training_s[1]):
         alone_s += min(share - low, 1.0) * (training_s[1] - training_s[0])
-    started_s = job.generations[0].seconds_lost if job.generations else 0.0
+    started_s = job.generations[0][1].seconds_lost if job.generations else 0.0
     verified_s = job.ended_s - job.verifying_s if job.verifying_s is not None else 0.0
     total_s = float(alone_s) + started_s + verified_s
     return total_s if np.isfinite(total_s) else None

@@ -21,13 +21,12 @@ import numpy as np
 from scipy import stats
 
 from analysis.breakdown import PARTS, Breakdown, mean_breakdown
-from analysis.comparison import ORDER, LeftOut
 from analysis.experiment import gather
 from analysis.fidelity_runs import JobFigures, Pair, StepTime, paired
 from analysis.load import NoRuns
+from analysis.pairing import ORDER, LeftOut
+from analysis.winners import RULE, Winner, scores, winner
 from common.types import JobConfig, Struct
-
-CONFIDENCE = 0.95
 
 
 class Sides(Struct, frozen=True):
@@ -44,22 +43,6 @@ class Correlation(Struct, frozen=True):
     overall: float | None
     within_mean: float | None
     within_least: float | None
-
-
-class Winner(Struct, frozen=True):
-    """The policy with the least mean completion time on a set, over its seeds, on each side.
-
-    `apart`: by how much the simulator's winner was really behind the real one. `seeds_for_real`: in how many
-    of the `seeds` with both it was. `could_be_noise`: whether their difference over the seeds cannot be told
-    from 0 (paired t-test); None where they are the same, or there is but one seed."""
-
-    real: str
-    simulated: str
-    agree: bool
-    apart: float
-    seeds: int
-    seeds_for_real: int
-    could_be_noise: bool | None
 
 
 class RunComparison(Struct, frozen=True):
@@ -91,11 +74,14 @@ class Fidelity(Struct, frozen=True):
     job_jct_error: dict[str, float]
     """Mean absolute relative error of a job's completion time, by policy and "overall"."""
     rank_correlation: Correlation
+    winner_rule: str
     winners: dict[str, Winner]
-    """By set; only sets that were run with several policies."""
+    """By set; only sets that were run with several policies, all of them with one seed at least."""
     sets_agreeing: int
+    sets_differing_within_noise: int
+    """Of the sets with different winners, those where reality does not tell these two apart."""
     policy_order: dict[str, float | None]
-    """Kendall's tau between the orders of the policies by mean completion time, by set and "overall"."""
+    """Kendall's tau between the orders of the policies, made as winners are, by set and "overall"."""
     ratios: dict[str, Sides]
     """Of mean completion times: geometric means over the pairs of runs of the same set and seed."""
     parts: dict[str, dict[str, Sides]]
@@ -136,8 +122,13 @@ def compare(
     within = [run.rank_correlation for run in runs if run.rank_correlation is not None]
     jobs = [(pair.policy, job, pair.simulated[name]) for pair in pairs for name, job in pair.real.items()]
     winners = {
-        name: winner for name, of_set in by_set.items() if (winner := _winner(of_set, policies)) is not None
+        name: found for name, of_set in by_set.items() if (found := winner(_times_s(of_set))) is not None
     }
+    undecided = [
+        LeftOut(run=name, why="no winner is told: there is no seed that all its policies have")
+        for name, of_set in by_set.items()
+        if name not in winners and len({run.policy for run in of_set}) > 1
+    ]
     return Fidelity(
         date=date,
         machine=machine,
@@ -163,17 +154,19 @@ def compare(
             within_mean=float(np.mean(within)) if within else None,
             within_least=min(within, default=None),
         ),
+        winner_rule=RULE,
         winners=winners,
-        sets_agreeing=sum(winner.agree for winner in winners.values()),
+        sets_agreeing=sum(found.agree for found in winners.values()),
+        sets_differing_within_noise=sum(found.could_be_noise is True for found in winners.values()),
         policy_order={
-            "overall": _order(runs, policies),
-            **{name: _order(of_set, policies) for name, of_set in by_set.items() if name in winners},
+            "overall": _order(runs),
+            **{name: _order(of_set) for name, of_set in by_set.items() if name in winners},
         },
         ratios=_ratios(by_policy),
         parts={policy: {part: _part(some, part) for part in PARTS} for policy, some in by_policy.items()},
         applications=_applications(jobs, pairs),
         per_run=tuple(runs),
-        left_out=tuple(left_out),
+        left_out=(*left_out, *undecided),
     )
 
 
@@ -228,38 +221,15 @@ def _statistic(measure: Callable[..., Any], rows: Sequence[tuple[float, float]])
     return value if math.isfinite(value) else None
 
 
-def _by_policy(runs: Sequence[RunComparison], policies: Sequence[str]) -> dict[str, Sides]:
-    return {p: _mean_jct(some) for p in policies if (some := [run for run in runs if run.policy == p])}
+def _times_s(runs: Sequence[RunComparison]) -> dict[str, dict[tuple[str, int], tuple[float, float]]]:
+    times_s: dict[str, dict[tuple[str, int], tuple[float, float]]] = {}
+    for run in runs:
+        times_s.setdefault(run.policy, {})[run.set, run.seed] = run.mean_jct_s.real, run.mean_jct_s.simulated
+    return times_s
 
 
-def _order(runs: Sequence[RunComparison], policies: Sequence[str]) -> float | None:
-    means = _by_policy(runs, policies)
-    return _statistic(stats.kendalltau, [(sides.real, sides.simulated) for sides in means.values()])
-
-
-def _winner(runs: Sequence[RunComparison], policies: Sequence[str]) -> Winner | None:
-    means = _by_policy(runs, policies)
-    if len(means) < 2:
-        return None
-    real = min(means, key=lambda policy: means[policy].real)
-    simulated = min(means, key=lambda policy: means[policy].simulated)
-    times_s = {(run.policy, run.seed): run.mean_jct_s.real for run in runs}
-    seeds = sorted({s for p, s in times_s if p == real} & {s for p, s in times_s if p == simulated})
-    behind_s = np.array([times_s[simulated, seed] - times_s[real, seed] for seed in seeds])
-    could_be_noise = None
-    if real != simulated and len(seeds) > 1:
-        error_s = behind_s.std(ddof=1) / math.sqrt(len(seeds))
-        bound_s = stats.t.ppf((1 + CONFIDENCE) / 2, len(seeds) - 1) * error_s
-        could_be_noise = bool(abs(behind_s.mean()) <= bound_s)
-    return Winner(
-        real=real,
-        simulated=simulated,
-        agree=real == simulated,
-        apart=means[simulated].real / means[real].real - 1,
-        seeds=len(seeds),
-        seeds_for_real=int((behind_s > 0).sum()),
-        could_be_noise=could_be_noise,
-    )
+def _order(runs: Sequence[RunComparison]) -> float | None:
+    return _statistic(stats.kendalltau, list(scores(_times_s(runs)).values()))
 
 
 def _ratios(by_policy: Mapping[str, Sequence[RunComparison]]) -> dict[str, Sides]:

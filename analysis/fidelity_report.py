@@ -5,9 +5,10 @@ from itertools import cycle
 from pathlib import Path
 
 from analysis.breakdown import PARTS
-from analysis.fidelity import Fidelity, Sides, Winner, place
+from analysis.fidelity import Fidelity, Sides, place
 from analysis.fidelity_runs import Pair
 from analysis.figures import COLOURS, GREY, STYLE
+from analysis.winners import Winner
 
 TICKS_S = [factor * 10**power for power in range(-2, 6) for factor in (1, 2, 3, 5, 7)]
 APPLICATION_MEASURES = ("jct_s", "training_s", "step_s", "progress", "replicas", "batch", "rescales")
@@ -53,11 +54,26 @@ def markdown(found: Fidelity) -> str:
     ]
     if found.winners:
         parts += [
-            f"## Who wins: the same policy on {found.sets_agreeing} of {len(found.winners)} sets\n",
+            f"## Who wins: the same policy on {found.sets_agreeing} of {len(found.winners)} sets"
+            + (
+                f", and on {close} more within the noise"
+                if (close := found.sets_differing_within_noise)
+                else ""
+            )
+            + "\n",
+            f"{found.winner_rule} Reality cannot tell two policies apart where that interval contains 1.\n",
             _table(
-                ("set", "really", "simulated", "order (Kendall)", "where they differ"),
+                ("set", "seeds", "really", "second, over it [95%]", "simulated", "order (Kendall)", "differ"),
                 (
-                    (name, w.real, w.simulated, _n(found.policy_order[name], 2), _difference(w))
+                    (
+                        name,
+                        str(w.seeds),
+                        w.real,
+                        _margin(w),
+                        w.simulated,
+                        _n(found.policy_order[name], 2),
+                        _difference(w),
+                    )
                     for name, w in found.winners.items()
                 ),
             ),
@@ -100,6 +116,14 @@ def _both(what: str, tables: Mapping[str, Mapping[str, Sides]], measures: Sequen
         for name, sides in tables.items()
     )
     return _table((what, *heads), rows)
+
+
+def _margin(winner: Winner) -> str:
+    text = f"{winner.runner_up} {winner.margin:.3f}"
+    if winner.margin_low is None:
+        return f"{text}; one seed, no interval"
+    told = "could be noise" if winner.margin_noise else "told apart"
+    return f"{text} [{winner.margin_low:.3f}, {_n(winner.margin_high, 3)}]: {told}"
 
 
 def _difference(winner: Winner) -> str:

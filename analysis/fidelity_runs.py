@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from analysis.breakdown import Breakdown, breakdown
-from analysis.comparison import LeftOut
 from analysis.experiment import Experiment
 from analysis.load import RunHistory, read_log, replay
 from analysis.metrics import batch_mean, replicas_mean, rescales
+from analysis.pairing import LeftOut
 from common.eventlog import EVENTS_FILE
 from common.types import JobConfig, Struct
 

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from analysis.comparison import MEASURES, Comparison, Contrast, Run
+from analysis.bootstrap import ENOUGH_PAIRS
+from analysis.comparison import MEASURES, Comparison, Contrast
 from analysis.experiment import Experiment
 from analysis.load import JobHistory, RunHistory, read_log, replay
+from analysis.pairing import Run
 from common.eventlog import EVENTS_FILE
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ STYLE: Any = {
     "axes.titlesize": 9,
     "axes.titlelocation": "left",
 }
-TICKS = (1.0, 2.0, 5.0, 1.5, 3.0, 7.0)
+TICKS = (1.0, 2.0, 5.0, 1.5, 3.0, 7.0, 8.0, 6.0, 1.2)
 """Within a decade, the first ones first where there is not room for all."""
 MIN_TICK_DISTANCE = 0.045
 """Of the length of the axis."""
@@ -152,7 +154,7 @@ def _log_axis(axes: "Axes", low: float, high: float) -> None:
 
 
 def ratios(comparison: Comparison) -> "Figure":
-    """A row for each two policies: the overall ratio, and below it that of each set."""
+    """A row for each two policies: the overall ratio, thin by sets, and below it that of each set."""
     shown = [contrast for contrast in comparison.shown() if contrast.pairs]
     sets = comparison.sets if len(comparison.sets) > 1 else ()
     colours, spread = _colours(sets), 0.75 / (len(sets) + 1)
@@ -168,6 +170,10 @@ def ratios(comparison: Comparison) -> "Figure":
             y = row - 0.375 + (number + 0.5) * spread
             bounds = (effect.low or effect.value, effect.high or effect.value)
             axes.plot(bounds, (y, y), color=colour, linewidth=1.5, solid_capstyle="butt")
+            if effect.low_by_set is not None and effect.high_by_set is not None:
+                wider = (effect.low_by_set, effect.high_by_set)
+                axes.plot(wider, (y, y), color=colour, linewidth=0.5)
+                values += wider
             label = name if row == 0 else None
             axes.plot(effect.value, y, marker, color=colour, markersize=size, linestyle="none", label=label)
             values += bounds
@@ -176,7 +182,11 @@ def ratios(comparison: Comparison) -> "Figure":
     axes.axvline(1.0, color=GREY, linewidth=1, zorder=0)
     axes.set_ylim(len(shown) - 0.5, -0.5)
     axes.set_yticks(range(len(shown)), [contrast.name for contrast in shown])
-    axes.set_xlabel("mean JCT ratio, 95% interval (below 1: the policy named first is faster)")
+    label = (
+        "mean JCT ratio (below 1: the policy named first is faster)\n"
+        f"bars: 95% over the pairs, of fewer than {ENOUGH_PAIRS} their whole range"
+    )
+    axes.set_xlabel(f"{label}; thin: 95% by sets" if sets else label)
     if sets:
         figure.legend(loc="outside upper center", ncols=5, frameon=False)
     return figure
@@ -259,14 +269,15 @@ def timeline(runs: dict[str, RunHistory], label: str) -> "Figure":
     applications = sorted({job.spec.application for run in runs.values() for job in run.jobs.values()})
     colours = _colours(applications)
     tallest = max((n for run in runs.values() for job in run.jobs.values() for _, n in job.slots), default=1)
+    slots = "1 slot" if tallest == 1 else f"{tallest} slots"
     for axes, (policy, run) in zip(panels, runs.items(), strict=True):
         begin_s = min((job.submitted_s for job in run.jobs.values()), default=0.0)
         for row, job in enumerate(run.jobs.values()):
             end_s = run.last_s if job.ended_s is None else job.ended_s
             axes.plot((job.submitted_s - begin_s, end_s - begin_s), (row, row), color=GREY, linewidth=0.8)
-            steps = [(t - begin_s, slots) for t, slots in job.slots]
+            steps = [(t - begin_s, held) for t, held in job.slots]
             times = [t for t, _ in steps] + [end_s - begin_s]
-            heights = [-0.9 * slots / tallest for _, slots in steps] + [0.0]
+            heights = [-0.9 * held / tallest for _, held in steps] + [0.0]
             axes.fill_between(
                 times,
                 row + np.array(heights),
@@ -278,7 +289,7 @@ def timeline(runs: dict[str, RunHistory], label: str) -> "Figure":
         axes.set_ylim(most - 0.5, -1)
         axes.set_yticks(range(len(run.jobs)), run.jobs if most <= MAX_NAMED_JOBS else [""] * len(run.jobs))
         axes.tick_params(axis="y", labelsize=7)
-        axes.set_title(f"{policy}, {label} (highest bar: {tallest} slots; line: waiting or being verified)")
+        axes.set_title(f"{policy}, {label} (highest bar: {slots}; line: waiting or being verified)")
     panels[-1].set_xlabel("time since the first submission, s")
     panels[-1].set_xlim(left=0)
     patches = [Patch(color=colours[name], label=name) for name in applications]

@@ -190,7 +190,8 @@ class JobHistory:
     """Slots for training from that time on, by the scheduler's decisions, while it is starting or running."""
     verifier: list[tuple[float, int]] = field(default_factory=list)
     """Slots of its verifier from that time on: 1 while it is verifying."""
-    generations: list[GenerationStarted] = field(default_factory=list)
+    generations: list[tuple[float, GenerationStarted]] = field(default_factory=list)
+    """Each at the end of its first step."""
     batch_changes: int = 0
     samples: list[tuple[float, TrainingSample]] = field(default_factory=list)
     evaluations: list[Evaluated] = field(default_factory=list)
@@ -265,7 +266,7 @@ def rebuild(lines: Sequence[Line]) -> RunHistory:
     for job in run.jobs.values():
         # Rank 0 moves between nodes: generations order its samples, whatever the nodes' clocks say.
         job.samples.sort(key=lambda sample: sample[1].generation)
-        job.generations.sort(key=lambda started: started.generation)
+        job.generations.sort(key=lambda started: started[1].generation)
     return run
 
 
@@ -293,7 +294,7 @@ def _note(job: JobHistory, t_s: float, event: Event) -> None:
             if event.new is JobState.VERIFYING:
                 job.verifying_s = t_s
         case GenerationStarted():
-            job.generations.append(event)
+            job.generations.append((t_s, event))
         case BatchChanged():
             job.batch_changes += 1
         case TrainingSample():

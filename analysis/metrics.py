@@ -139,7 +139,7 @@ def summary(run_id: str, run: RunHistory, verdict: Audit, isolated: IsolatedTime
         slot_utilisation=slot_utilisation(run),
         rescales=Rescales(
             count=sum(rescales(job) for job in jobs),
-            seconds=sum((anew.seconds_lost for job in jobs for anew in job.generations[1:]), 0.0),
+            seconds=sum((anew.seconds_lost for job in jobs for _, anew in job.generations[1:]), 0.0),
         ),
         fairness=fairness(list(rhos.values())),
         audit=verdict,

@@ -15,12 +15,13 @@ from analysis.comparison import (
     SCOPE,
     Comparison,
     Contrast,
-    LeftOut,
     amount,
     policy_means,
+    range_by_set,
     verdicts,
 )
 from analysis.experiment import Alone, Experiment
+from analysis.pairing import LeftOut
 
 JCT, *OTHERS = MEASURES
 COLUMNS = {
@@ -65,12 +66,15 @@ def tables(report: Report) -> Iterator[Rows]:
     )
     sets = comparison.sets if len(comparison.sets) > 1 else ()
     yield (
-        "Mean JCT ratio [95%]",
-        ["policy/baseline", "pairs", "overall", *sets],
+        "Mean JCT ratio [95%]: of all pairs as one pool; by sets, sets resampled first; and of each set alone"
+        if sets
+        else "Mean JCT ratio [95%]",
+        ["policy/baseline", "pairs", "overall", *(["by sets"] if sets else []), *sets],
         [[contrast.name, str(len(contrast.pairs)), *_by_set(contrast, sets)] for contrast in shown],
     )
     yield (
-        "Other measures, overall [95%]: ratios; of unfair fraction and rescales differences",
+        "Other measures, overall [95%, pairs pooled]: ratios, of unfair fraction and rescales differences; "
+        "of goodput and Jain's index more is better",
         ["policy/baseline", *(measure.title for measure in OTHERS)],
         [
             [contrast.name, *(amount(measure, contrast.overall[measure.name]) for measure in OTHERS)]
@@ -94,6 +98,8 @@ def _means(comparison: Comparison, policy: str) -> Iterator[str]:
 
 def _by_set(contrast: Contrast, sets: Sequence[str]) -> Iterator[str]:
     yield amount(JCT, contrast.overall[JCT.name])
+    if sets:
+        yield range_by_set(JCT, contrast.overall[JCT.name])
     for name in sets:
         yield amount(JCT, contrast.by_set[name][JCT.name]) if name in contrast.by_set else "-"
 

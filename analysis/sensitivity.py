@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 WIDE = 4.0
 """An axis whose ends are further apart than by this factor is logarithmic."""
+LOG_TICKS = [factor * 10.0**power for power in range(-3, 5) for factor in (1, 2, 5)]
 
 
 class Outcome(Struct, frozen=True):
@@ -144,9 +145,10 @@ def markdown(found: Study) -> str:
     lines = [
         f"# Sensitivity in the world `{found.world}`\n",
         f"Workloads {', '.join(found.workloads)}; seeds {', '.join(map(str, found.seeds))}. Mean completion "
-        f"time over that of `{found.baseline}` at the same point, in brackets the least and the most over "
-        "workloads and seeds; behind it, where something was varied, over the same policy's own at the point "
-        "in bold, where all is as by default.\n",
+        f"time: of `{found.baseline}` in seconds, of the others over that of `{found.baseline}` at the same "
+        "point, the geometric mean over workloads and seeds, in brackets the least and the most of them; "
+        "behind it, where something was varied, over the same policy's own at the point in bold, where all "
+        "is as by default.\n",
     ]
     for name, table in found.sweeps.items():
         policies = list(next(iter(table.points.values())))
@@ -155,7 +157,8 @@ def markdown(found: Study) -> str:
         for point, cells in table.points.items():
             label = f"**{point}**" if point == table.default else point
             alone = len(table.points) == 1
-            lines.append(_row([label, *(_cell(cells[policy], alone) for policy in policies)]))
+            texts = (_cell(cells[policy], policy == found.baseline, alone) for policy in policies)
+            lines.append(_row([label, *texts]))
         lines.append("")
     if found.left_out:
         lines += ["## Left out\n", *(f"* {what}: {why}" for what, why in found.left_out.items()), ""]
@@ -166,11 +169,12 @@ def _row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _cell(cell: Cell, alone: bool) -> str:
-    if cell.over_baseline is None:
-        return "-"
+def _cell(cell: Cell, baseline: bool, alone: bool) -> str:
     ratio = cell.over_baseline
-    text = f"{ratio.mean:.3f} ({ratio.least:.2f}-{ratio.most:.2f})"
+    if cell.mean_jct_s is None or ratio is None:
+        return "-"
+    text = f"{ratio.mean:.3f} ({ratio.least:.2f}-{ratio.most:.2f})" if ratio.runs > 1 else f"{ratio.mean:.3f}"
+    text = f"{cell.mean_jct_s:.1f} s" if baseline else text
     return text if alone or cell.over_default is None else f"{text}; {cell.over_default.mean:.3f}"
 
 
@@ -200,7 +204,7 @@ def _bars(found: Study, table: Table) -> "Figure":
     for policy, cell in reversed(cells.items()):
         if ratio := cell.over_baseline:
             axes.barh(policy, ratio.mean, xerr=_error([ratio]), height=0.6, color=COLOURS[0], capsize=3)
-    axes.set_xlabel(f"mean completion time over that of {found.baseline}")
+    axes.set_xlabel(f"mean completion time over that of {found.baseline}; lines: least and most of all runs")
     axes.set_title(f"{table.title} ({found.world})")
     return drawing
 
@@ -213,29 +217,44 @@ def _lines(found: Study, table: Table) -> "Figure":
     policies = list(next(iter(table.points.values())))
     titles = {
         "over_baseline": f"mean completion time over that of {found.baseline}",
-        "over_default": f"mean completion time over its own at {table.default}",
+        "over_default": f"mean completion time over the policy's own at: {table.default}",
     }
     for axes, (relative, title) in zip(drawing.subplots(1, 2), titles.items(), strict=True):
         for number, policy in enumerate(policies):
             known = [
-                (at + 0.04 * (number - len(policies) / 2), ratio)
-                for at, cells in enumerate(table.points.values())
+                (at + 0.04 * (number - len(policies) / 2), ratio, _is_number(point))
+                for at, (point, cells) in enumerate(table.points.items())
                 if (ratio := getattr(cells[policy], relative)) is not None
             ]
             if known:
-                x, ratios = zip(*known, strict=True)
+                x, ratios, numbers = zip(*known, strict=True)
                 means, colour = [ratio.mean for ratio in ratios], COLOURS[number % len(COLOURS)]
-                axes.plot(x, means, "o-", color=colour, label=policy, markersize=3, linewidth=1.2)
+                # What is no number has no place between numbers: no line goes there.
+                joined = [mean if number else math.nan for mean, number in zip(means, numbers, strict=True)]
+                axes.plot(x, joined, color=colour, linewidth=1.2)
+                axes.plot(x, means, "o", color=colour, label=policy, markersize=3)
                 axes.errorbar(x, means, yerr=_error(ratios), fmt="none", ecolor=colour, elinewidth=0.6)
         axes.axhline(1.0, color=GREY, linewidth=0.6, zorder=0)
         lowest, highest = axes.get_ylim()
         if lowest > 0 and highest / lowest > WIDE:
             axes.set_yscale("log")
-        axes.set_xticks(range(len(table.points)), list(table.points))
+            ticks = [tick for tick in LOG_TICKS if lowest <= tick <= highest]
+            axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
+            axes.set_yticks([], minor=True)
+        axes.set_xticks(range(len(table.points)), [point.replace(" ", "\n") for point in table.points])
         axes.set_title(title)
-    drawing.supxlabel(f"{table.title} ({found.world})", fontsize=STYLE["font.size"])
+    label = f"{table.title} ({found.world}); bars: least and most over workloads and seeds"
+    drawing.supxlabel(label, fontsize=STYLE["font.size"])
     drawing.legend(*axes.get_legend_handles_labels(), loc="outside right center", frameon=False)
     return drawing
+
+
+def _is_number(label: str) -> bool:
+    try:
+        float(label)
+    except ValueError:
+        return False
+    return True
 
 
 def _error(ratios: Sequence[Spread]) -> list[list[float]]:

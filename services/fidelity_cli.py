@@ -42,6 +42,7 @@ def fidelity(
 ) -> int:
     """Simulate every run of an experiment with measured profiles, and say how near it comes to the real one.
 
+    Who wins a set is decided by the geometric mean over the seeds that all policies have, on both sides.
     Each run's own workload, policy, seed, rounds and nodes are simulated into DIR-simulated, in the place of
     what a former call has left there.
 

@@ -80,6 +80,8 @@ PURE = (
     "analysis/comparison.py",
     "analysis/fairness.py",
     "analysis/metrics.py",
+    "analysis/pairing.py",
+    "analysis/winners.py",
 )
 IMPURE_MODULES = {"os", "time", "random", "socket", "secrets", "subprocess", "threading", "zmq", "datetime"}
 IMPURE_CALLS = {("np", "random"), ("numpy", "random")}

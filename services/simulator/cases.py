@@ -58,7 +58,8 @@ class Case(Struct, frozen=True):
     """One run. `label` names its workload: a file, or so many `jobs` that the world makes up. Without
     `restart_s` the world's own holds; without `out` no log is kept; `traces` is what the world of osdi21 is
     made of. With `fairness` every job is also simulated alone; with `memory` jobs start from what jobs of
-    their application have shown in the same run.
+    their application have shown in the same run. `restart_penalty_s` is what policies of the calibrated world
+    assume before a restart was measured; without it that of the configuration's defaults.
 
     `profiles` is what the calibrated world is made of; without it, our own. Policies are told step times that
     are wrong by up to `times_error` (a fraction), and `noise_error` times the true noise scale (errors.py).
@@ -76,6 +77,7 @@ class Case(Struct, frozen=True):
     seed: int
     restart_s: float | None
     out: Path | None
+    restart_penalty_s: float | None = None
     jobs: int = 0
     fairness: bool = False
     memory: bool = False
@@ -200,7 +202,10 @@ def make_world(case: Case, policy: Policy) -> World:
         if case.slots > (most := read_machine(folder).slots):
             raise UserError(f"slots {case.slots}: allowed in calibrated: 1 to {most}, as were measured")
         profiles = read_profiles(folder, applications(load_config(os.environ).applications.modules))
-        return CalibratedWorld(profiles, cluster(case), errors=errors, memory=memory, **given)
+        world = CalibratedWorld(profiles, cluster(case), errors=errors, memory=memory, **given)
+        if case.restart_penalty_s is not None:
+            world.restart_s = case.restart_penalty_s
+        return world
     from services.simulator.osdi21 import Osdi21World
 
     return Osdi21World(
@@ -234,6 +239,7 @@ def alone_in(case: Case) -> Isolated:
             workload=None,
             policy="pollux",
             out=None,
+            restart_penalty_s=None,
             jobs=0,
             memory=False,
             times_error=0.0,

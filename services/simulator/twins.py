@@ -10,9 +10,19 @@ from common.lifecycle import UserError
 from common.protocol import AgentJoined, JobSubmitted, RunStarted
 from common.types import Node
 from services.simulator.cases import Case
+from services.simulator.training import TRAINER
 from workloads.measured import PROFILES, read_machine
 
 CONFIG_FILE, WORKLOAD_FILE = "config.json", "workload.toml"
+TAKEN_AS_DEFAULT = (
+    "sample_every_s",
+    "warmup_steps",
+    "newcomers_timeout_s",
+    "collective_timeout_s",
+    "checkpoint_every_s",
+)
+"""Settings of the trainer that the calibrated world has by default, whatever the run had. The others only
+matter when something fails, which nothing does there."""
 
 
 class Twin(Case, frozen=True):
@@ -26,11 +36,18 @@ class Twin(Case, frozen=True):
 
 
 def twin(run: Path, profiles: Path | None, out: Path) -> Twin:
-    """Of the real run in that folder. Raises UserError where it lacks what has to be known, or ran at another
-    slot speed than the profiles were measured at."""
+    """Of the real run in that folder. Raises UserError where it lacks what has to be known, ran at another
+    slot speed than the profiles were measured at, or with settings that cannot be simulated."""
     workload, config = run / WORKLOAD_FILE, _config(run / CONFIG_FILE)
     if not workload.is_file():
         raise UserError(f"{workload}: no such file; the run cannot be simulated without its workload")
+    for key in TAKEN_AS_DEFAULT:
+        had, simulated = getattr(config.trainer, key), getattr(TRAINER, key)
+        if had != simulated:
+            raise UserError(
+                f"{run / CONFIG_FILE}: trainer.{key} {had:g}; the world `calibrated` has {simulated:g}, so "
+                "that its simulation would be of something else"
+            )
     started, nodes = _began(run / EVENTS_FILE)
     speed = read_machine(profiles or PROFILES).slot_speed
     if other := [node for node in nodes if node.slot_speed != speed]:
@@ -55,6 +72,7 @@ def twin(run: Path, profiles: Path | None, out: Path) -> Twin:
         seed=started.seed,
         restart_s=None,
         out=out,
+        restart_penalty_s=config.scheduler.restart_penalty_s,
         memory=config.collector.memory,
     )
 

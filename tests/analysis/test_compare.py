@@ -8,10 +8,10 @@ import pytest
 
 from analysis.compare import compare as command
 from analysis.compare import main
-from analysis.comparison import LeftOut
 from analysis.experiment import gather
 from analysis.fairness import IsolatedTime
 from analysis.load import NoRuns, Replay
+from analysis.pairing import LeftOut
 from common.lifecycle import UserError
 from services.cli import app
 from tests.analysis.logs import RUN_ID, good_run, save, written
@@ -119,6 +119,32 @@ def test_the_log_has_the_last_word_on_verification(tmp_path: Path) -> None:
     assert gather(tmp_path).left_out == (LeftOut(run=RUN_ID, why="1 of 2 jobs not verified"),)
 
 
+def test_the_workload_files_of_a_pair_have_to_hold_the_same_jobs(tmp_path: Path) -> None:
+    job = '[[job]]\napplication = "digits-cnn"\nat_s = {}\n'
+    for policy, content in (
+        ("dynamic", job.format(1.0)),
+        ("fixed", "# other comment\n" + job.format(1.0)),
+        ("pollux", job.format(2.0)),
+        ("coadapt", "[[job]"),
+    ):
+        folder = put(tmp_path, "tail", policy, 1, [10.0], requests="tuned")
+        (folder / "workload.toml").write_text(content)
+    found = gather(tmp_path)
+    assert [entry.run for entry in found.left_out] == ["tail-coadapt-1"]
+    assert found.left_out[0].why.startswith("workload.toml: ")
+    assert {run.requests for run in found.runs} == {"tuned"}
+    dynamic, fixed, pollux = found.runs
+    assert dynamic.jobs == fixed.jobs != pollux.jobs
+
+
+def test_without_a_workload_file_the_log_says_what_jobs_asked_for(tmp_path: Path) -> None:
+    put(tmp_path, "tail", "fixed", 1, [10.0])
+    log = put(tmp_path, "tail", "pollux", 1, [10.0]) / "events.jsonl"
+    log.write_text(log.read_text().replace('"replicas":1,"batch_size":16', '"replicas":2,"batch_size":32'))
+    fixed, pollux = gather(tmp_path).runs
+    assert fixed.jobs != pollux.jobs
+
+
 def test_real_runs_of_one_job_check_the_isolated_times(tmp_path: Path) -> None:
     put(tmp_path, "tail", "fixed", 1, [10.0])
     put(tmp_path / "isolated", "isolated", "digits-cnn", 1, [16.0])
@@ -129,6 +155,15 @@ def test_real_runs_of_one_job_check_the_isolated_times(tmp_path: Path) -> None:
     ]
     assert found.alone[0].relative_error == pytest.approx(0.25)
     assert [entry.why for entry in found.left_out] == ["2 jobs: none of them was alone"]
+    assert not gather(tmp_path).left_out  # who asks for no isolated times does not miss any
+
+
+def test_a_noisy_run_of_one_job_checks_nothing(tmp_path: Path) -> None:
+    put(tmp_path, "tail", "fixed", 1, [10.0])
+    put(tmp_path / "isolated", "isolated", "digits-cnn", 1, [16.0], noisy=True, reason="steal of 9%")
+    found = gather(tmp_path, alone_in_20s)
+    assert not found.alone
+    assert [entry.why for entry in found.left_out] == ["noisy: steal of 9%"]
 
 
 def test_a_run_is_no_experiment(tmp_path: Path) -> None:

@@ -4,9 +4,10 @@ from pathlib import Path
 import pytest
 from msgspec import structs
 
-from analysis.comparison import MEASURES, Comparison, LeftOut, Run, as_json, compare, verdicts
+from analysis.comparison import MEASURES, Comparison, as_json, compare, verdicts
 from analysis.fairness import IsolatedTime
 from analysis.load import Replay, RunLog
+from analysis.pairing import LeftOut, Run
 from analysis.summarize import summarize
 from tests.analysis.logs import written
 from tests.analysis.runs import happenings
@@ -94,7 +95,9 @@ def test_a_verdict_says_how_much_and_on_which_sets_not(two_sets: Comparison) -> 
     first = verdicts(contrast)[0]
     assert first.verdict == "cannot be told"
     assert first.sentence.startswith("Mean JCT of pollux over that of fixed: 0.89 [0.")
-    assert first.sentence.endswith("(6 pairs, 3 of them better): cannot be told, as on every set alone.")
+    assert first.sentence.endswith(
+        "(6 pairs, 3 of them better): cannot be told; too few pairs on each set alone to tell."
+    )
 
 
 def test_a_verdict_is_plain_when_it_holds_on_every_set() -> None:
@@ -124,7 +127,29 @@ def test_sets_with_pairs_enough_have_a_verdict_of_their_own() -> None:
         for policy, jct_s in (("fixed", 20.0), ("pollux", ours_s))
     ]
     first = verdicts(compare(runs, baselines=["fixed"]).contrasts[0])[0]
-    assert first.sentence.endswith("better; so on burst; cannot be told on tail (1.00 [1.00, 1.00]).")
+    assert first.sentence.endswith(
+        "better; so on burst; cannot be told on tail (1.00 [1.00, 1.00]); "
+        "cannot be told of other sets like these."
+    )
+
+
+def test_what_holds_on_these_sets_need_not_on_others_like_them() -> None:
+    """Ratios 0.5 on burst and 0.95 on tail: all pairs together say more than two sets can."""
+    runs = [
+        run(of, policy, seed, jct_s)
+        for of, ours_s in (("burst", 10.0), ("tail", 19.0))
+        for seed in range(1, 7)
+        for policy, jct_s in (("fixed", 20.0), ("pollux", ours_s + seed / 4))
+    ]
+    contrast = compare(runs, baselines=["fixed"]).contrasts[0]
+    found = contrast.overall["mean_jct_ratio"]
+    assert found.high is not None
+    assert found.high_by_set is not None
+    assert found.high < 1 < found.high_by_set
+    first = verdicts(contrast)[0]
+    assert first.verdict == "better"
+    assert first.sentence.endswith("; cannot be told of other sets like these.")
+    assert ", by sets [0.5" in first.sentence
 
 
 def test_one_pair_gives_a_ratio_but_no_verdict() -> None:
@@ -168,6 +193,22 @@ def test_runs_of_other_jobs_are_no_pair() -> None:
     assert comparison.policies == ("dynamic", "pollux")
 
 
+def test_runs_whose_jobs_ask_for_something_else_are_no_pair() -> None:
+    fixed, dynamic, pollux = (run("tail", policy, 1, 10) for policy in ("fixed", "dynamic", "pollux"))
+    habit = structs.replace(pollux, requests="realistic")
+    tuned = [structs.replace(one, requests="tuned") for one in (fixed, dynamic)]
+    assert compare([*tuned, habit]).left_out == (
+        LeftOut(run="tail-pollux-1", why="its requests are realistic, those of tail-dynamic-1 tuned"),
+    )
+    later = structs.replace(pollux, jobs="at 3 s")
+    assert compare([fixed, dynamic, later]).left_out == (
+        LeftOut(
+            run="tail-pollux-1",
+            why="its jobs ask for something else, or come at other times, than those of tail-dynamic-1",
+        ),
+    )
+
+
 def test_a_second_run_of_the_same_is_left_out() -> None:
     twice = run("tail", "fixed", 1, 10)
     again = Run(name="tail-fixed-1b", set="tail", policy="fixed", seed=1, summary=twice.summary)
@@ -204,9 +245,12 @@ def test_baselines_come_first_and_variants_after_what_they_vary() -> None:
 def test_the_figures_stand_under_measure_and_pair(two_sets: Comparison) -> None:
     found = as_json(two_sets)
     effect = found["mean_jct_ratio"]["pollux/fixed"]  # type: ignore[index]
-    assert set(effect) == {"ratio", "low", "high", "pairs"}
+    assert set(effect) == {"ratio", "low", "high", "pairs", "low_by_set", "high_by_set"}
     assert effect["pairs"] == 6
-    assert set(found["unfair_fraction_difference"]["fixed/pollux"]) == {"difference", "low", "high", "pairs"}  # type: ignore[index]
+    assert effect["low_by_set"] <= effect["low"] < effect["high"] < effect["high_by_set"], "the sets differ"
+    unfair = found["unfair_fraction_difference"]["fixed/pollux"]  # type: ignore[index]
+    assert set(unfair) == {"difference", "low", "high", "pairs", "low_by_set", "high_by_set"}
+    assert "low_by_set" not in found["by_set"]["burst"]["mean_jct_ratio"]["pollux/fixed"]  # type: ignore[index]
     assert found["by_set"]["burst"]["mean_jct_ratio"]["pollux/fixed"]["ratio"] == pytest.approx(0.5)  # type: ignore[index]
     fixed = found["policies"]["fixed"]  # type: ignore[index]
     assert fixed["runs"] == 6

@@ -1,4 +1,5 @@
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,16 +11,20 @@ from analysis.fidelity import compare, compare_folders, encoded, main
 from analysis.fidelity_report import draw, markdown
 from analysis.fidelity_runs import JobFigures, Pair, StepTime, step_times
 from analysis.load import replay
-from common.protocol import RoundDecided
+from common.protocol import GenerationStarted, RoundDecided
 from common.types import JobConfig
 from tests.analysis.logs import Happening, add, changed, good_run, save, written
+from tests.analysis.runs import happenings
 
 PARTS = ("allocations", "configs", "reasons")
+STUDENTS_T_ONE = 12.706
+"""97.5%, one degree of freedom."""
 
 
 def job(jct_s: float, queue_s: float = 0.0, application: str = "matfac") -> JobFigures:
     parts = Breakdown(
         queue_s=queue_s,
+        wait_s=0.0,
         start_s=1.0,
         training_s=jct_s - queue_s - 2.0,
         rescale_s=0.0,
@@ -43,8 +48,8 @@ def pair(name: str, policy: str, seed: int, real: list[float], simulated: list[f
 def test_the_parts_of_a_completion_time_are_read_from_the_log():
     run = replay(written(good_run())).run
     assert breakdown(run.jobs["a"]) == Breakdown(
-        queue_s=2.0, start_s=0.5, training_s=14.0 - 2.0 - 0.5 - 0.25 - 2.0, rescale_s=0.25, preempted_s=0.0,
-        verification_s=2.0,
+        queue_s=2.0, wait_s=0.5, start_s=0.5, training_s=14.0 - 2.0 - 0.5 - 0.5 - 0.25 - 2.0, rescale_s=0.25,
+        preempted_s=0.0, verification_s=2.0,
     )  # fmt: skip
     assert breakdown(run.jobs["b"]) is None
     (alone, together) = step_times(run)
@@ -58,7 +63,25 @@ def test_seconds_without_slots_after_the_first_ones_are_preempted():
     parts = breakdown(replay(written(told)).run.jobs["a"])
     assert parts is not None
     assert parts.preempted_s == 2.0
+    # Its slots are there again at 116; the next group's seconds lost end with its first step, at 117.
+    assert parts.wait_s == 0.5 + (117.0 - 0.25 - 116.0)
     assert sum(getattr(parts, name) for name in parts.__struct_fields__) == 14.0
+
+
+def test_waiting_for_somebody_to_leave_its_slots_is_no_training():
+    told = [replace(h, event=structs.replace(h.event, first_step_s=0.1)) if h.t_s == 113.0 and
+            isinstance(h.event, GenerationStarted) else h for h in good_run()]  # fmt: skip
+    parts = breakdown(replay(written(told)).run.jobs["a"])
+    assert parts is not None
+    assert parts.wait_s == pytest.approx(113.0 - 0.1 - 0.5 - 112.0)
+    assert parts.training_s == pytest.approx(14.0 - 2.0 - 0.4 - 0.5 - 0.25 - 2.0)
+
+
+def test_a_first_step_at_the_very_decision_ends_the_waiting():
+    run = replay(written(happenings("s", "fixed", 1, [20.0]))).run
+    parts = breakdown(run.jobs["job-0"])
+    assert parts is not None
+    assert (parts.wait_s, parts.training_s) == (0.0, pytest.approx(18.75))
 
 
 def test_errors_are_of_means_over_runs_by_policy_and_set():
@@ -108,18 +131,24 @@ def test_who_wins_each_set_and_where_the_sides_differ_by_how_much():
             *(pair("steady", "fixed", seed, [20.0 + seed], [21.0]) for seed in (1, 2)),
             *(pair("steady", "pollux", seed, [10.0], [11.0]) for seed in (1, 2)),
             *(pair("burst", "fixed", seed, [10.0], [12.0]) for seed in (1, 2)),
-            *(pair("burst", "pollux", seed, [seed * 7.0], [11.0]) for seed in (1, 2)),
+            *(pair("burst", "pollux", seed, [seed * 8.0], [11.0]) for seed in (1, 2)),
         ]
     )
     steady, burst = found.winners["steady"], found.winners["burst"]
     assert (steady.real, steady.simulated, steady.agree, steady.apart) == ("pollux", "pollux", True, 0.0)
     assert steady.could_be_noise is None
     assert (burst.real, burst.simulated, burst.agree) == ("fixed", "pollux", False)
-    assert burst.apart == pytest.approx(
-        0.05
-    )  # 10.5 over 10: 3 s ahead with one seed, 4 s behind with the other
+    assert burst.apart == pytest.approx(math.sqrt(0.8 * 1.6) - 1)
     assert (burst.seeds, burst.seeds_for_real, burst.could_be_noise) == (2, 1, True)
-    assert found.sets_agreeing == 1
+    assert (burst.runner_up, burst.margin_noise) == ("pollux", True)
+    assert burst.margin == pytest.approx(math.sqrt(0.8 * 1.6))
+    assert steady.margin == pytest.approx(math.sqrt(2.1 * 2.2))
+    assert steady.margin_low == pytest.approx(
+        steady.margin * math.exp(-STUDENTS_T_ONE * math.log(2.2 / 2.1) / 2), rel=1e-3
+    )
+    assert steady.margin_noise is False
+    assert (found.sets_agreeing, found.sets_differing_within_noise) == (1, 1)
+    assert "the same policy on 1 of 2 sets, and on 1 more within the noise" in markdown(found)
     assert found.policy_order == {"overall": 1.0, "burst": -1.0, "steady": 1.0}
 
 
@@ -131,7 +160,45 @@ def test_a_difference_that_holds_with_every_seed_is_no_noise():
         ]
     )
     assert found.winners["burst"].could_be_noise is False
-    assert "pollux was 35.0% behind, in 3 of 3 seeds |" in markdown(found)
+    assert "pollux was 35.1% behind, in 3 of 3 seeds |" in markdown(found)
+
+
+def test_only_seeds_that_every_policy_has_tell_who_wins():
+    """Over all runs `pollux` had the least mean, since it lacks the hard seed 2."""
+    runs = [
+        pair("steady", "fixed", 1, [9.0], [9.0]),
+        pair("steady", "fixed", 2, [90.0], [90.0]),
+        pair("steady", "pollux", 1, [10.0], [10.0]),
+    ]
+    found = compare(runs)
+    winner = found.winners["steady"]
+    assert (winner.real, winner.simulated, winner.seeds) == ("fixed", "fixed", 1)
+    assert (winner.runner_up, winner.margin, winner.margin_noise) == ("pollux", pytest.approx(10 / 9), None)
+    assert "pollux 1.111; one seed, no interval" in markdown(found)
+    assert "over the seeds that all compared policies have" in found.winner_rule
+    assert found.policy_order == {"overall": 1.0, "steady": 1.0}
+
+    alone = compare(runs[1:])
+    assert alone.winners == {}
+    assert [(left.run, left.why) for left in alone.left_out] == [
+        ("steady", "no winner is told: there is no seed that all its policies have")
+    ]
+
+
+def test_every_seed_counts_alike_however_long_it_lasts():
+    found = compare(
+        [
+            *(
+                pair("s", "fixed", seed, [jct_s], [jct_s])
+                for seed, jct_s in ((1, 10.0), (2, 10.0), (3, 100.0))
+            ),
+            *(
+                pair("s", "pollux", seed, [jct_s], [jct_s])
+                for seed, jct_s in ((1, 5.0), (2, 5.0), (3, 120.0))
+            ),
+        ]
+    )
+    assert found.winners["s"].real == "pollux", "its arithmetic mean is the larger one"
 
 
 def test_ratios_of_policies_are_taken_pair_by_pair():

@@ -270,7 +270,7 @@ def test_a_node_that_holds_all_replicas_needs_no_network():
 
 
 def test_start_and_verification_are_spent_alone_as_well():
-    job = history(generations=[generation("a", 1, (N0,), seconds_lost=1.5)], verifying_s=37.0)
+    job = history(generations=[(112.0, generation("a", 1, (N0,), seconds_lost=1.5))], verifying_s=37.0)
     assert isolated_jct_s(job, 0.5, node_slots=2) == pytest.approx(32 + 1.5 + 3.0)
 
 

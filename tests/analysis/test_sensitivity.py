@@ -53,10 +53,14 @@ def test_a_run_without_a_figure_is_named_and_its_partner_not_counted():
 
 def test_the_table_marks_the_default_point_and_says_what_is_left_out():
     text = markdown(found())
-    assert "| 1 | 1.000 (1.00-1.00); 1.414 | 0.500 (0.50-0.50); 2.000 |" in text
-    assert "| **2** | 1.000 (1.00-1.00); 1.000 | 0.354 (0.25-0.50); 1.000 |" in text
-    assert "| **as by default** | 1.000 (1.00-1.00) | 0.354 (0.25-0.50) |" in text
+    assert "| 1 | 25.0 s; 1.414 | 0.500 (0.50-0.50); 2.000 |" in text
+    assert "| **2** | 15.0 s; 1.000 | 0.354 (0.25-0.50); 1.000 |" in text
+    assert "| **as by default** | 15.0 s | 0.354 (0.25-0.50) |" in text
     assert "* interference: no such notion" in text
+    single = [run for run in outcomes(ROUND) if run.workload == "a"]
+    assert "| 1 | 10.0 s; 1.000 | 0.500; 1.000 |" in markdown(
+        study("osdi21", "0", "fixed", [ROUND], single, {})
+    )
 
 
 def test_json_holds_every_cell():

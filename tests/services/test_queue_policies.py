@@ -2,6 +2,7 @@
 
 import msgpack
 import pytest
+from msgspec import structs
 
 from common.types import GradientStatistics, replicas_of
 from services.scheduler.policies import UnknownPolicy, make_live_policy, make_policy
@@ -208,6 +209,16 @@ def test_under_srtf_two_equal_jobs_do_not_take_turns() -> None:
         now_s=101.0, nodes=running.nodes, jobs=(ahead, running.jobs[1]), restart_penalty_s=1.0
     )
     assert counts(SrtfPolicy().decide(after, None, seed=0)) == {"a": 0, "b": 8}
+
+
+def test_under_srtf_a_job_that_is_spread_out_does_not_swap_with_an_equal_one_for_ever() -> None:
+    ones = [known(name, 990.0, allocation=at((n, 1)), replicas=1) for n, name in enumerate("xy", start=1)]
+    a, b = (known(name, 500.0, replicas=2) for name in "ab")
+    present = view(*ones, structs.replace(a, allocation=at((1, 1), (2, 1))), b, on=nodes(2, 2))
+    for _ in range(4):
+        decision = SrtfPolicy().decide(present, None, seed=0)
+        assert counts(decision) == {"x": 1, "y": 1, "a": 2, "b": 0}
+        present = apply(decision, present)
 
 
 # ------------------------------------------------------------------------------ parameters of policies

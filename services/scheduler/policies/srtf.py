@@ -1,7 +1,9 @@
 """srtf: the shortest estimated remaining time first, on the replicas and the batch that were asked for.
 
 Remaining time = (declared max_progress - progress) x M0 / modelled goodput, and a restart for a job that does
-not hold its slots, so that two jobs that are nearly equal do not take turns. A job without a fitted model
+not hold its slots, so that two jobs that are nearly equal do not take turns. Goodput is for everybody that on
+as few nodes as hold the requested replicas: a job that happens to be spread out would else come behind an
+equal one that waits, which would then be spread out in its turn, for ever. A job without a fitted model
 cannot be estimated and says so: it goes first, until its step times are known. In that order everybody
 who fits in what is left runs; long jobs may wait for as long as shorter ones come.
 """
@@ -77,17 +79,18 @@ class SrtfPolicy:
 
 
 def remaining_s(job: JobView, largest_node: int, restart_penalty_s: float) -> float | None:
-    """Seconds until the job has made its declared progress on what it asked for; None without a model."""
+    """Seconds until the job has made its declared progress on what it asked for, on as few nodes of
+    `largest_node` slots as hold it, wherever it is; None without a model."""
     spec, profile = job.spec, job.profile
     if profile is None or profile.parameters is None:
         return None
-    holds = replicas_of(job.allocation) == spec.replicas
-    across = len(job.allocation) > 1 if holds else spec.replicas > largest_node
+    across = spec.replicas > largest_node
     config = batch_config(spec.batch_size, spec.replicas, spec)
     rate = _goodput(
         profile.parameters, _statistics(profile), spec.min_batch_size, across, spec.replicas, config
     )
     left_s = max(spec.max_progress - profile.progress, 0.0) * spec.min_batch_size / rate
+    holds = replicas_of(job.allocation) == spec.replicas
     return left_s if holds else left_s + (profile.restart_s or restart_penalty_s)
 
 

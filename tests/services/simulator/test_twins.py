@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from common.config import Config, RunConfig, SchedulerConfig
-from services.simulator.cases import Case, simulate
+from services.scheduler.policies import make_policy
+from services.simulator.cases import Case, make_world, simulate
 from services.simulator.twins import twin
 from tests.profiles import write_profiles
 from tests.services.simulator.test_sensitivity import JOBS
@@ -56,6 +57,42 @@ def test_a_twin_has_everything_from_the_run_itself(experiment: tuple[Path, Path]
     found = twin(place / "two-pollux-3", profiles, place)
     assert (found.run_id, found.policy, found.seed) == ("two-pollux-3", "pollux", 3)
     assert (found.round_s, found.nodes, found.slots, found.memory) == (1.5, 2, 4, False)
+
+
+def configure(run: Path, section: str, **changes: float) -> None:
+    path = run / "config.json"
+    config = json.loads(path.read_bytes())
+    config[section] |= changes
+    path.write_text(json.dumps(config))
+
+
+def test_what_policies_assume_of_restarts_is_that_of_the_run(experiment: tuple[Path, Path]) -> None:
+    place, profiles = experiment
+    configure(place / "two-pollux-3", "scheduler", restart_penalty_s=7.0)
+    found = twin(place / "two-pollux-3", profiles, place)
+    world = make_world(found, make_policy("pollux"))
+    assert world.restart_s == 7.0
+    assert world._resize_s is None, "what a resize takes is still as measured"  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "default"),
+    [("sample_every_s", 0.25, "0.5"), ("warmup_steps", 5, "3"), ("newcomers_timeout_s", 9.0, "3")],
+)
+def test_a_run_whose_trainers_were_set_otherwise_is_not_simulated_as_if_they_were_not(
+    fidelity, experiment, key: str, value: float, default: str
+) -> None:
+    place, profiles = experiment
+    configure(place / "two-pollux-3", "trainer", **{key: value})
+    code, _, err = fidelity(place, "--profiles", profiles)
+    assert code == 2
+    assert f"trainer.{key} {value:g}; the world `calibrated` has {default}" in err
+
+
+def test_settings_that_only_matter_when_something_fails_may_differ(experiment: tuple[Path, Path]) -> None:
+    place, profiles = experiment
+    configure(place / "two-pollux-3", "trainer", verify_timeout_s=20.0)
+    assert twin(place / "two-pollux-3", profiles, place).policy == "pollux"
 
 
 def test_simulated_runs_agree_with_themselves_and_are_made_anew_each_time(fidelity, experiment) -> None:
