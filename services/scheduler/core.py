@@ -51,7 +51,7 @@ from common.types import (
     replicas_of,
 )
 from services.scheduler.commands import Command
-from services.scheduler.decisions import check_decision
+from services.scheduler.decisions import NoDecision, decided, no_decision
 from services.scheduler.job_states import HOLDS_SLOTS, Trigger, allowed
 from services.scheduler.policies.interface import ClusterView, Decision, Oracle, Policy
 from services.scheduler.state import (
@@ -66,7 +66,7 @@ from services.scheduler.step import Step
 from workloads.traces import check_spec
 
 KEPT = "kept as it was: "
-"""How all reasons of a round begin in which the policy gave no valid decision."""
+"""How all reasons of a round begin in which there was `no_decision`, which follows."""
 
 
 @dataclass(frozen=True)
@@ -351,14 +351,11 @@ class _Inputs(Step):
 
     def _checked_decision(self, view: ClusterView, seed: int) -> Decision:
         """The policy's decision; all as it was where the policy fails, since it may be a user's own."""
+        policy = self.core.policy
         try:
-            decision = self.core.policy.decide(view, self.memory, seed)
-            problem = check_decision(view, decision)
-        except (Exception, SystemExit) as error:
-            problem = f"{type(error).__name__}: {error}"
-        if not problem:
-            return decision
-        reason = f"{KEPT}policy {self.core.policy.name!r} gave no valid decision: {problem}"
+            return decided(policy.decide, view, self.memory, seed)
+        except NoDecision as error:
+            reason = f"{KEPT}{no_decision(policy.name)}{error}"
         return Decision(
             allocations={job.spec.id: job.allocation for job in view.jobs},
             configs={job.spec.id: job.config for job in view.jobs if job.config and job.allocation},

@@ -1,6 +1,54 @@
-"""What every decision has to keep, whoever wrote the policy."""
+"""What every decision has to keep, whoever wrote the policy: a user may have."""
+
+import math
+from collections.abc import Callable
+from typing import Any, get_type_hints
+
+import msgspec
 
 from services.scheduler.policies.interface import ClusterView, Decision
+
+Decide = Callable[[ClusterView, Any, int], Decision]
+LOGGED = {
+    name: msgspec.msgpack.Decoder(hint) for name, hint in get_type_hints(Decision).items() if name != "memory"
+}
+"""The fields of a decision that go into the event log."""
+
+
+class NoDecision(Exception):
+    """The policy failed, or its decision breaks a rule; the text says how."""
+
+
+def no_decision(policy_name: str) -> str:
+    """How it is told that a policy gave no valid decision; the text of NoDecision follows."""
+    return f"policy {policy_name!r} gave no valid decision: "
+
+
+def decided(decide: Decide, view: ClusterView, memory: Any, seed: int) -> Decision:
+    """What a policy's `decide` answers, checked and of the plain types that a log takes, or NoDecision."""
+    try:
+        decision = _plain(decide(view, memory, seed))
+        problem = check_decision(view, decision)
+    except NoDecision:
+        raise
+    except (Exception, SystemExit) as error:
+        problem = f"{type(error).__name__}: {error}"
+    if problem:
+        raise NoDecision(problem.encode("utf-8", "backslashreplace").decode())
+    return decision
+
+
+def _plain(decision: object) -> Decision:
+    """The decision as a reader of the log will have it, since Python checks no types of a user's policy."""
+    if not isinstance(decision, Decision):
+        raise NoDecision(f"it is of type {type(decision).__name__}; needed: Decision")
+    fields = {}
+    for name, decoder in LOGGED.items():
+        try:
+            fields[name] = decoder.decode(msgspec.msgpack.encode(getattr(decision, name)))
+        except Exception as error:
+            raise NoDecision(f"{name}: {error}") from error
+    return Decision(**fields, memory=decision.memory)
 
 
 def check_decision(view: ClusterView, decision: Decision) -> str:
@@ -8,8 +56,11 @@ def check_decision(view: ClusterView, decision: Decision) -> str:
 
     One allocation and one sentence for each job of the view and for no other; known nodes, each named once a
     job; at most as many replicas on a node as it has slots; a config within the job's bounds wherever there
-    are slots.
+    are slots; finite numbers.
     """
+    for name, number in (("value", decision.value), ("bound", decision.bound)):
+        if number is not None and not math.isfinite(number):
+            return f"{name} is {number}; a finite number or None"
     wanted = {job.spec.id for job in view.jobs}
     for name, given in (("allocations", decision.allocations), ("reasons", decision.reasons)):
         if set(given) != wanted:

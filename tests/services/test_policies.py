@@ -448,8 +448,34 @@ def test_an_unknown_policy_is_answered_with_those_that_exist() -> None:
         make_policy("best")
 
 
+@pytest.mark.parametrize(
+    ("given_text", "problem"),
+    [
+        ("power=1e400", "power '1e400': allowed: float, a number of at most 1.8e308"),
+        (f"power={'9' * 400}", "9': allowed: float, a number of at most"),
+        ("adapt_batch=2", "adapt_batch '2': allowed: bool, true or false"),
+        ("power=0,power=1", "power: given twice"),
+    ],
+)
+def test_parameters_that_cannot_be_meant_are_refused(given_text: str, problem: str) -> None:
+    with pytest.raises(UnknownPolicy, match=problem):
+        make_policy(f"pollux:{given_text}")
+
+
 class Mine(FixedPolicy):
     name = "mine"
+
+    def __init__(self, slots: int = 1) -> None:
+        pass
+
+
+class Nameless:
+    def decide(self, view: ClusterView, memory: Any, seed: int) -> Decision:
+        raise NotImplementedError
+
+
+class Numbered(Nameless):
+    name = 7
 
 
 def test_a_package_can_offer_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -459,15 +485,23 @@ def test_a_package_can_offer_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
         for name, value in (
             ("mine", f"{here}:Mine"),
             ("gone", f"{here}:NoSuchThing"),
+            ("nameless", f"{here}:Nameless"),
             ("number", "builtins:int"),
+            ("numbered", f"{here}:Numbered"),
             ("fixed", f"{here}:Mine"),
         )
     ]
     monkeypatch.setattr("services.scheduler.policies.entry_points", lambda group: offered)
     assert make_policy("mine").name == "mine"
     assert make_policy("fixed").name == "fixed"
-    assert policy_names()[-3:] == ["gone", "mine", "number"]
+    assert policy_names()[-5:] == ["gone", "mine", "nameless", "number", "numbered"]
     with pytest.raises(UnknownPolicy, match="NoSuchThing cannot be used"):
         make_policy("gone")
     with pytest.raises(UnknownPolicy, match="no object with a method `decide`"):
         make_policy("number")
+    with pytest.raises(UnknownPolicy, match="Nameless has no attribute `name`; needed: a string"):
+        make_policy("nameless")
+    with pytest.raises(UnknownPolicy, match="Numbered has an attribute `name` 7; needed: a string"):
+        make_policy("numbered")
+    with pytest.raises(UnknownPolicy, match=r"slots '1\.5': allowed: int, a whole number"):
+        make_policy("mine:slots=1.5")

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.scheduler.policies.placement import Board, Row, row_size
+from services.scheduler.policies.pollux import utility
 from services.scheduler.policies.search import Options, Solution, divide, solve
 
 SEEDS = st.integers(0, 2**32 - 1)
@@ -97,6 +98,20 @@ def test_the_division_is_the_best_of_all_divisions(seed: int, jobs: int, slots: 
     every = itertools.product(range(most + 1), repeat=jobs)
     best = max(utility[np.arange(jobs), way].sum() for way in map(list, every) if sum(way) <= slots)
     assert value == pytest.approx(best, rel=1e-9, abs=1e-9)
+
+
+@pytest.mark.parametrize("seed", [30, 137, 202, 327])
+def test_huge_utilities_leave_every_job_a_count(seed: int) -> None:
+    """At p = -4 a job without slots is worth -1e12, and rounding put the bound below what it bounds."""
+    rng = np.random.default_rng(seed)
+    jobs = int(rng.integers(1, 20))
+    speedups = np.cumsum(rng.random((jobs, 9)), axis=1)
+    speedups[:, 0] = 0.0
+    slots = int(rng.integers(1, 12))
+    counts, value = divide(utility(speedups, power=-4.0), slots)
+    assert counts.sum() == slots
+    assert (counts > 0).sum() == min(jobs, slots)
+    assert np.isfinite(value)
 
 
 @given(SEEDS)

@@ -35,7 +35,12 @@ OWN: dict[str, Callable[[], Policy]] = {
     "srtf": SrtfPolicy,
     "optimus": OptimusPolicy,
 }
-PARAMETER_KINDS = (bool, int, float)
+PARAMETER_KINDS = {
+    bool: "bool, true or false",
+    int: "int, a whole number",
+    float: "float, a number of at most 1.8e308",
+}
+"""What is allowed, in words."""
 
 
 class UnknownPolicy(Exception):
@@ -65,6 +70,9 @@ def make_policy(text: str) -> Policy:
         raise UnknownPolicy(f"policy {text!r}: {problem}") from error
     if not callable(getattr(policy, "decide", None)):
         raise UnknownPolicy(f"policy {name!r}: {where} gives no object with a method `decide`")
+    if not isinstance(getattr(policy, "name", None), str):
+        wrong = f"an attribute `name` {policy.name!r}" if hasattr(policy, "name") else "no attribute `name`"
+        raise UnknownPolicy(f"policy {name!r}: {where} has {wrong}; needed: a string")
     return policy
 
 
@@ -84,17 +92,19 @@ def _parameters(make: Callable[..., Any], given: str) -> dict[str, Any]:
     kinds = {
         key: parameter.annotation
         for key, parameter in inspect.signature(make, eval_str=True).parameters.items()
-        if parameter.annotation in PARAMETER_KINDS
+        if parameter.annotation in tuple(PARAMETER_KINDS)
     }
-    parameters = {}
+    parameters: dict[str, Any] = {}
     for part in given.split(","):
         key, _, value = part.partition("=")
         if key not in kinds:
             raise UnknownPolicy(f"{key!r}: no such parameter; allowed: {', '.join(kinds) or 'none'}")
+        if key in parameters:
+            raise UnknownPolicy(f"{key}: given twice")
         try:
             parameters[key] = msgspec.convert(value, kinds[key], strict=False)
         except msgspec.ValidationError as error:
-            raise UnknownPolicy(f"{key} {value!r}: allowed: {kinds[key].__name__}") from error
+            raise UnknownPolicy(f"{key} {value!r}: allowed: {PARAMETER_KINDS[kinds[key]]}") from error
     return parameters
 
 

@@ -137,7 +137,8 @@ def _undominated(utility: FloatArray, slots: int) -> npt.NDArray[np.bool_]:
         feasible = fits[0] if used > slots else max(fits[0], value)
     best = net[rows, chosen]
     bound = float(best.sum()) + price * slots
-    slack = bound - feasible + TOLERANCE * (1.0 + abs(bound))
+    # Of huge utilities, rounding may put the bound below the division that it bounds.
+    slack = max(bound - feasible, 0.0) + TOLERANCE * (1.0 + abs(bound))
     return net >= best[:, None] - slack
 
 

@@ -2,6 +2,9 @@
 
 import json
 import random
+import sys
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import typer
@@ -9,7 +12,9 @@ from typer.testing import CliRunner
 
 from common.lifecycle import UserError
 from services.bench.decision import command, first_view, next_view, run
-from services.scheduler.policies import make_policy
+from services.scheduler.policies import OWN, make_policy
+from services.scheduler.policies.fixed import FixedPolicy
+from services.scheduler.policies.interface import ClusterView, Decision
 
 app = typer.Typer()
 app.command("decision")(command)
@@ -60,6 +65,26 @@ def test_the_command_prints_one_json_object() -> None:
     found = json.loads(done.stdout)
     assert (found["benchmark"], found["jobs"], found["nodes"], found["slots"]) == ("decision", 3, 2, 2)
     assert found["machine"]["cores"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (lambda: None, "round 2: it is of type NoneType; needed: Decision"),
+        (lambda: sys.exit(0), "round 2: SystemExit: 0"),
+        (lambda: 1 // 0, "round 2: ZeroDivisionError"),
+    ],
+)
+def test_a_policy_that_fails_is_told(
+    monkeypatch: pytest.MonkeyPatch, answer: Callable[[], Any], problem: str
+) -> None:
+    class Failing(FixedPolicy):
+        def decide(self, view: ClusterView, memory: Any, seed: int) -> Decision:
+            return super().decide(view, memory, seed) if seed == 0 else answer()
+
+    monkeypatch.setitem(OWN, "failing", Failing)
+    with pytest.raises(UserError, match=f"policy 'failing' gave no valid decision in {problem}"):
+        run(2, 2, 2, 3, "failing", 0)
 
 
 def test_a_policy_that_is_not_there_or_needs_a_simulator_is_refused() -> None:
