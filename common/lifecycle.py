@@ -185,6 +185,22 @@ def signals_raise() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+@contextlib.contextmanager
+def signals_wait() -> Iterator[None]:
+    """Signals that would raise within the block do so at its end: what it makes, such as a process, is then
+    in the hands of who takes it down. For the main thread."""
+    received: list[int] = []
+    raising = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if callable(signal.getsignal(n))]
+    former = {number: signal.signal(number, lambda n, _: received.append(n)) for number in raising}
+    try:
+        yield
+    finally:
+        for number, handler in former.items():
+            signal.signal(number, handler)
+        for late in received:
+            signal.raise_signal(late)
+
+
 # --------------------------------------------------------------------------- periodic tasks
 
 

@@ -1,6 +1,7 @@
 """`coadapt workload`: the sets of the experiment, generated."""
 
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +11,7 @@ from services.options import whole
 
 ALL = "all"
 MAX_SEED = 2**31 - 1
+NODES, SLOTS = 2, 4
 MAX_NODES, MAX_SLOTS = 10_000, 4096
 
 app = typer.Typer(name="workload", help="Make workload files.")
@@ -42,10 +44,10 @@ def generate(
     ] = None,
     nodes: Annotated[
         int, typer.Option(parser=whole(1, MAX_NODES), metavar="N", help="Nodes of the cluster it is for.")
-    ] = 2,
+    ] = NODES,
     slots: Annotated[
         int, typer.Option(parser=whole(1, MAX_SLOTS), metavar="M", help="Slots of each node.")
-    ] = 4,
+    ] = SLOTS,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -60,6 +62,7 @@ def generate(
     """Make a set of jobs from its recipe, a seed and the measured profiles.
 
     Sets of the same name and seed have the same jobs at the same times, whatever they ask for."""
+    from common.codec import printable
     from common.config import load_config
     from workloads.generate import RECIPES, REQUESTS, to_toml
     from workloads.generate import generate as make
@@ -72,8 +75,12 @@ def generate(
     if several and out is None:
         raise typer.BadParameter(f'--out DIR is needed with "{ALL}"')
     measured = read_profiles(profiles or PROFILES, applications(load_config(os.environ).applications.modules))
+    quoted = shlex.quote(str(profiles))
+    options = f" --profiles {printable(quoted, len(quoted))}" if profiles else ""
+    options += f" --nodes {nodes}" if nodes != NODES else ""
+    options += f" --slots {slots}" if slots != SLOTS else ""
     texts = {
-        f"{name}-{kind}.toml": to_toml(make(RECIPES[name], kind, seed, measured, nodes, slots))
+        f"{name}-{kind}.toml": to_toml(make(RECIPES[name], kind, seed, measured, nodes, slots), options)
         for name in names
         for kind in kinds
     }

@@ -49,6 +49,13 @@ def write_profiles(folder: Path, costs: dict[str, float] | None = None, **needed
     return folder
 
 
+def add_passes(table: Path, of_groups: float, of_one: float = 0.0) -> None:
+    """The column, in seconds, to a table of step times."""
+    header, *rows = table.read_text().splitlines()
+    passes = [f"{row},{of_one if row.startswith('1,') else of_groups}" for row in rows]
+    table.write_text("\n".join([f"{header},pass_time", *passes, ""]))
+
+
 def needed_at(name: str, batch: int, needed: float | None = None) -> float:
     """Progress to the default target, by the formula: the evaluation that meets it."""
     spec = applications()[name]

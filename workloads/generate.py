@@ -138,12 +138,14 @@ def target_of(needs: Mapping[float, float], wanted: float) -> float:
     return min(needs, key=lambda target: abs(math.log(needs[target] / wanted)))
 
 
-def to_toml(workload: Workload) -> str:
+def to_toml(workload: Workload, options: str = "") -> str:
     """The file that `read_workload` reads as this workload, which `generate` made: all that its jobs do not
-    have from their applications."""
+    have from their applications. Its first line is the command that makes it; `options` are those of it
+    that the workload does not tell, each after a blank."""
     recipe, _, requests = workload.name.rpartition("-")
+    made_by = f"coadapt workload generate --set {recipe} --requests {requests} --seed {workload.seed}"
     lines = [
-        f"# Made by `coadapt workload generate --set {recipe} --requests {requests} --seed {workload.seed}`",
+        f"# Made by `{made_by}{options}`",
         f'name = "{workload.name}"',
         f"seed = {workload.seed}",
     ]

@@ -11,6 +11,10 @@ for the synchronisation that is part of it, and for a pass that only accumulates
 former less the latter). Validation has one row an evaluation: the best metric so far, and the gradient
 statistics, when trained at that total batch size, and which part of the trainings had statistics that could
 be trusted by then (where that is not there, all); progress is in AdaScale steps.
+
+Whole steps take what was measured of them, but a pass that a group accumulates takes what it takes one
+replica. What replicas of a group tell of their passes are bursts: paced as they are, they save CPU time while
+they wait for each other in a synchronisation, and spend it in the next pass.
 """
 
 import csv
@@ -85,6 +89,10 @@ def read_machine(folder: Path) -> Machine:
         for field, seconds in msgspec.structs.asdict(costs).items():
             if not 0 <= seconds < math.inf:
                 raise UserError(f"{path}: applications.{name}: {field} {seconds}: allowed: from 0 on")
+        if not costs.step_overhead:
+            raise UserError(
+                f"{path}: applications.{name}: step_overhead 0: allowed: above 0, as it is a ratio"
+            )
     return machine
 
 
@@ -145,10 +153,8 @@ class StepTimes:
     def __init__(self, folder: Path) -> None:
         """Raises UserError."""
         self.folder = folder
-        placements = read_columns(folder / "placements.csv", f"placement,local_bsz,{TIMES}", PASS)
-        scalability = read_columns(
-            folder / "scalability.csv", f"num_nodes,num_replicas,local_bsz,{TIMES}", PASS
-        )
+        placements = _read_times(folder / "placements.csv", "placement,local_bsz")
+        scalability = _read_times(folder / "scalability.csv", "num_nodes,num_replicas,local_bsz")
         self.local_sizes = [int(row[1]) for row in placements]
         self.measured: dict[str, list[tuple[float, ...]]] = defaultdict(list)
         groups: dict[tuple[int, int, int], list[tuple[float, ...]]] = defaultdict(list)
@@ -164,7 +170,7 @@ class StepTimes:
         self._groups: dict[int, dict[int, list[tuple[float, ...]]]] = {}
 
     def times(self, placement: Placement, atomic: int) -> tuple[float, ...]:
-        """Step and synchronisation time, and that of a pass where it was measured."""
+        """Of a step's last pass, of the synchronisation in it, and of a pass that only accumulates."""
         known = self._known.get((placement, atomic))
         if known is None:
             rows = self.measured.get(_key(placement))
@@ -195,6 +201,13 @@ class StepTimes:
             f"{self.folder.name}: the traces say nothing of {sum(placement)} replicas on {len(placement)} "
             f"nodes with {atomic} examples a pass"
         )
+
+
+def _read_times(path: Path, keys: str) -> list[list[float]]:
+    """Rows of these columns and the three times. Raises UserError."""
+    rows = read_columns(path, f"{keys},{TIMES}", PASS)
+    passes = len(rows[0]) > len(f"{keys},{TIMES}".split(","))
+    return rows if passes else [[*row, row[-2] - row[-1]] for row in rows]
 
 
 def _key(placement: Placement) -> str:
@@ -249,14 +262,18 @@ class Measured:
         step_s, sync_s, *_ = self._times.times(placement, atomic)
         return step_s, sync_s
 
-    def pass_s(self, placement: Placement, atomic: int) -> float:
-        """Seconds of a pass that only accumulates."""
-        step_s, sync_s, *measured = self._times.times(placement, atomic)
-        return measured[0] if measured else step_s - sync_s
+    def told_pass_s(self, placement: Placement, atomic: int) -> float:
+        """Seconds of a pass that only accumulates, as its replicas tell it: in a group a burst."""
+        return self._times.times(placement, atomic)[2]
+
+    def pass_s(self, atomic: int) -> float:
+        """Seconds of a pass that only accumulates, in the long run: that of one replica, also in a group."""
+        return self.told_pass_s((1,), atomic)
 
     def step_s(self, placement: Placement, atomic: int, accumulation: int) -> float:
         """Seconds of a whole step."""
-        return self.times(placement, atomic)[0] + accumulation * self.pass_s(placement, atomic)
+        last_s = self.times(placement, atomic)[0]
+        return last_s + accumulation * self.pass_s(atomic) if accumulation else last_s
 
     def statistics(self, batch: int, progress: float) -> GradientStatistics:
         """When trained at this total batch up to this progress; trusted if those of half the jobs were."""
@@ -316,6 +333,8 @@ def _read_course(path: Path) -> _Course:
     progress = columns[0]
     if any(after <= before for before, after in pairwise(progress)):
         raise UserError(f"{path}: needs rows in order of progress, each with more than the one before")
+    if not all(map(max, columns[2], columns[3])):
+        raise UserError(f"{path}: needs rows with a grad_sqr or a grad_var above 0")
     if len(columns) == 4:
         columns.append([1.0] * len(progress))
     return _Course(*columns)

@@ -12,7 +12,7 @@ from types import TracebackType
 import msgspec
 
 from common.config import RunConfig, TrainerConfig, load_config
-from common.lifecycle import EXIT_FAILED, StopFlag, UserError
+from common.lifecycle import EXIT_FAILED, StopFlag, UserError, signals_wait
 from common.protocol import (
     Done,
     Event,
@@ -156,20 +156,22 @@ class Cluster:
             trainer=self._trainer or config.trainer,
             applications=replace(config.applications, modules=config.applications.modules + self._modules),
         )
-        self._reactor = Reactor(StopFlag())
-        self._stack.callback(self._reactor.close)
         endpoints = config.endpoints
-        self._publisher = OrdersPublisher(self._reactor, endpoints.scheduler_orders)
+        with signals_wait():  # a socket of which nobody knows would keep the reactor from closing
+            self._reactor = Reactor(StopFlag())
+            self._stack.callback(self._reactor.close)
+            self._publisher = OrdersPublisher(self._reactor, endpoints.scheduler_orders)
+            ReplyServer(self._reactor, endpoints.scheduler_requests, self._answer)
+            EventSubscriber(self._reactor, endpoints.collector_events, (), self._hear)
         self._reactor.every(config.scheduler.heartbeat_s, lambda: self._publisher.publish(self._orders))
-        ReplyServer(self._reactor, endpoints.scheduler_requests, self._answer)
-        EventSubscriber(self._reactor, endpoints.collector_events, (), self._hear)
         self._output = folder / "agents.log"
         output = self._stack.enter_context(self._output.open("ab"))
         environment = stack_environment(config, os.environ) | ONE_THREAD
 
         def start(*command: str) -> subprocess.Popen[str]:
             process = python("-m", *command, environment=environment, stdout=output, stderr=output)
-            self._processes.append(self._stack.enter_context(process))
+            with signals_wait():
+                self._processes.append(self._stack.enter_context(process))
             return self._processes[-1]
 
         start("services.event_logger")

@@ -142,11 +142,12 @@ class Training:
         return sample
 
     def _told_times(self, order: ReplicaOrder) -> tuple[float, float, float]:
-        """Of a pass that only accumulates, of the last one, and of the synchronisation in it."""
+        """Of a pass that only accumulates, of the last one, and of the synchronisation in it, as replicas
+        that live measure them."""
         placement = tuple(placement.replicas for placement in order.allocation)
         atomic = order.config.atomic_batch
         step_s, sync_s = self.measured.times(placement, atomic)
-        pass_s = self.measured.pass_s(placement, atomic)
+        pass_s = self.measured.told_pass_s(placement, atomic)
         configuration = order.nodes, order.world_size, atomic
         told_s, told_sync_s = self.errors.told_times(self.spec.id, configuration, step_s, sync_s)
         return pass_s * (told_s - told_sync_s) / (step_s - sync_s), told_s, told_sync_s

@@ -21,6 +21,7 @@ from common.lifecycle import (
     close_in_order,
     service_main,
     signals_raise,
+    signals_wait,
 )
 
 
@@ -283,3 +284,18 @@ def test_a_hangup_that_the_process_ignores_ends_no_block():
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
         signal.signal(signal.SIGHUP, former)
+
+
+def test_what_a_block_makes_is_there_before_a_signal_raises():
+    made = []
+
+    def block():
+        with signals_wait():
+            signal.raise_signal(signal.SIGINT)
+            made.append(True)
+
+    with pytest.raises(KeyboardInterrupt):
+        block()
+    assert made
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)

@@ -1,8 +1,10 @@
 """`coadapt workload`, in this process."""
 
+import shlex
 from functools import partial
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.profiles import write_profiles
@@ -28,6 +30,28 @@ def test_a_set_is_printed_or_written(generate, tmp_path) -> None:
     assert written == (0, f"{path}: written\n", "")
     assert path.read_text(encoding="utf-8") == printed
     assert read_workload(path, applications(), 8).seed == 3
+
+
+@pytest.mark.parametrize(
+    "options", [(), ("--nodes", 1), ("--profiles", "my own", "--nodes", 1, "--slots", 2)]
+)
+def test_the_first_line_of_a_set_makes_it_again(coadapt, tmp_path, monkeypatch, options) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_profiles(tmp_path / "my own")
+    asked = "workload", "generate", "--set", "burst", "--requests", "tuned", "--seed", 3, *options
+    code, printed, _ = coadapt(*asked)
+    assert code == 0
+    command = shlex.split(printed.splitlines()[0].removeprefix("# Made by `").removesuffix("`"))
+    assert command == ["coadapt", *map(str, asked)]
+    assert coadapt(*command[1:]) == (0, printed, "")
+
+
+def test_a_set_of_profiles_whose_name_has_several_lines_can_still_be_read(coadapt, tmp_path) -> None:
+    folder = write_profiles(tmp_path / "two\nlines")
+    code, printed, _ = coadapt("workload", "generate", "--set", "burst", "--profiles", folder)
+    assert code == 0
+    assert r"two\nlines" in printed.splitlines()[0]
+    assert msgspec.toml.decode(printed)["seed"] == 1
 
 
 def test_all_sets_are_written_into_a_folder_each_under_its_own_name(generate, tmp_path) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from common.lifecycle import UserError
 from common.types import GradientStatistics
-from tests.profiles import COSTS, NOISE, PASS_S, needed_at, write_profiles
+from tests.profiles import COSTS, NOISE, PASS_S, add_passes, needed_at, write_profiles
 from workloads.measured import Measured, read_machine, read_profiles
 from workloads.tasks import applications
 
@@ -57,21 +57,29 @@ def test_other_groups_lie_between_those_that_were_measured_on_as_many_nodes(digi
         digits.times((5, 4), 8)
 
 
-def test_a_pass_is_a_step_without_synchronising_unless_it_was_measured(tmp_path: Path) -> None:
-    write_profiles(tmp_path)
-    path = tmp_path / "digits-cnn" / "placements.csv"
-    digits = read_profiles(tmp_path, APPLICATIONS)["digits-cnn"]
-    assert digits.pass_s((2, 2), 16) == pytest.approx(pass_s(16))
+def test_a_pass_is_a_step_without_synchronising_unless_it_was_measured(digits: Measured) -> None:
+    assert digits.pass_s(16) == digits.told_pass_s((2, 2), 16) == pytest.approx(pass_s(16))
     assert digits.step_s((2, 2), 16, 2) == pytest.approx(3 * pass_s(16) + 0.06)
-    header, *rows = path.read_text().splitlines()
-    path.write_text("\n".join([f"{header},pass_time", *(f"{row},0.01" for row in rows)]))
-    scalability = path.with_name("scalability.csv")
-    header, *rows = scalability.read_text().splitlines()
-    scalability.write_text("\n".join([f"{header},pass_time", *(f"{row},0.02" for row in rows)]))
-    digits = read_profiles(tmp_path, APPLICATIONS)["digits-cnn"]
-    assert digits.pass_s((2, 2), 16) == 0.01
-    assert digits.step_s((2, 2), 16, 2) == pytest.approx(pass_s(16) + 0.06 + 0.02)
-    assert digits.pass_s((4, 3), 16) == pytest.approx(0.02)
+
+
+def test_a_group_accumulates_as_long_as_one_replica_whatever_it_tells(tmp_path: Path) -> None:
+    folder = write_profiles(tmp_path)
+    add_passes(folder / "digits-cnn" / "placements.csv", of_one=0.03, of_groups=0.01)
+    add_passes(folder / "digits-cnn" / "scalability.csv", of_groups=0.02)
+    digits = read_profiles(folder, APPLICATIONS)["digits-cnn"]
+    assert (digits.told_pass_s((2, 2), 16), digits.told_pass_s((4, 3), 16)) == (0.01, pytest.approx(0.02))
+    assert digits.pass_s(16) == digits.told_pass_s((1,), 16) == 0.03
+    assert digits.step_s((2, 2), 16, 0) == pytest.approx(pass_s(16) + 0.06)
+    assert digits.step_s((2, 2), 16, 2) == pytest.approx(pass_s(16) + 0.06 + 2 * 0.03)
+
+
+def test_passes_may_be_in_one_of_the_two_tables_alone(tmp_path: Path) -> None:
+    folder = write_profiles(tmp_path)
+    add_passes(folder / "digits-cnn" / "placements.csv", of_one=0.03, of_groups=0.01)
+    digits = read_profiles(folder, APPLICATIONS)["digits-cnn"]
+    assert digits.told_pass_s((2, 2), 16) == 0.01
+    assert digits.told_pass_s((4, 4), 16) == pytest.approx(pass_s(16))
+    assert digits.times((4, 4), 16) == (pytest.approx(pass_s(16) + 0.08), pytest.approx(0.08))
 
 
 def test_statistics_lie_between_the_rows_and_the_batches_and_are_constant_beyond(digits: Measured) -> None:
@@ -154,11 +162,32 @@ def test_applications_that_were_not_measured_are_left_out(tmp_path: Path) -> Non
         ("matfac/placements.csv", None, "matfac/placements.csv: cannot be read"),
         ("matfac/placements.csv", "placement,local_bsz,step_time\n1,2,3\n", "line 2: needs numbers under"),
         ("matfac/scalability.csv", "", "needs rows of finite numbers"),
+        (
+            "matfac/scalability.csv",
+            "num_nodes,num_replicas,local_bsz,step_time,sync_time,pass_time\n",
+            "scalability.csv: needs rows of finite numbers",
+        ),
+        (
+            "matfac/validation-256.csv",
+            "progress,metric,grad_sqr,grad_var\n",
+            "validation-256.csv: needs rows",
+        ),
         ("matfac/validation-256.csv", "progress,metric,grad_sqr,grad_var\n1,x,1,1\n", "line 2: needs num"),
         (
             "matfac/validation-256.csv",
             "progress,metric,grad_sqr,grad_var\n50,1,1,1\n25,1,1,1\n",
             "needs rows in order of progress",
+        ),
+        (
+            "matfac/validation-256.csv",
+            "progress,metric,grad_sqr,grad_var\n25,1,1,1\n50,1,0,0\n",
+            "needs rows with a grad_sqr or a grad_var above 0",
+        ),
+        (
+            "machine.toml",
+            "slot_speed = 0.2\nnodes = 2\nslots = 4\n[applications.digits-cnn]\nstart_s = 1.0\n"
+            "resize_s = 0.1\nverify_s = 1.0\nevaluation_slot_s = 0.1\nstep_overhead = 0.0",
+            "applications.digits-cnn: step_overhead 0: allowed: above 0",
         ),
     ],
 )

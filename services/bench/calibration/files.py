@@ -72,7 +72,6 @@ HEAD = """\
 #   exit_s             from there until the replica's slot was free
 #   verify_s           from the start of the verifier to the completion
 #   evaluation_slot_s  one evaluation by one replica; n replicas share it
-#   full_over_alone    step time of one replica on the full cluster over that on an empty one
 #   step_overhead      mean over median time of a step, what lies between two included
 """
 

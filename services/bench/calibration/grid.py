@@ -60,12 +60,7 @@ class Grid:
         self._spec = endless(application, f"{application.name}-{self._made}")
         self._fillers = [[] for _ in NODES]
         self._placement = (1,) + (0,) * (len(NODES) - 1)
-        self._alone = batch_config(self._spec.min_batch_size, 1, self._spec)
-        self._place(self._placement, self._alone)
-
-    def alone(self) -> Point:
-        """As it began, nobody else being there."""
-        return self._point(self._alone)
+        self._place(self._placement, batch_config(self._spec.min_batch_size, 1, self._spec))
 
     def measure(self, placement: tuple[int, ...], wanted: Sequence[JobConfig]) -> Placed:
         """Several batches of the placement, on a cluster that is full."""

@@ -136,6 +136,17 @@ def configs(spec: ApplicationSpec, replicas: int) -> list[JobConfig]:
     ]
 
 
+def unmeasurable(spec: ApplicationSpec, nodes: int, slots: int) -> str:
+    """Why a profile of it would lack one of the tables of step times; empty where it would not."""
+    rows = [row for row in placements(nodes, slots) if configs(spec, sum(row))]
+    most = min(SMALL, slots)
+    if not any(is_small(row, slots) for row in rows):
+        return f"no group of at most {most} replicas can have a batch within its bounds"
+    if all(is_small(row, slots) for row in rows):
+        return f"no group of more than {most} replicas, which have a table of their own, can have its batches"
+    return ""
+
+
 def totals(spec: ApplicationSpec) -> list[int]:
     """M0, 2 M0, 4 M0 ... and the largest multiple of M0 in bounds."""
     initial, largest = spec.initial_batch_size, spec.max_batch_size // spec.initial_batch_size
@@ -260,7 +271,7 @@ def _filled(rows: Sequence[Row]) -> list[Row]:
 # --------------------------------------------------------------------------- costs
 
 
-def costs(grid: Mapping[tuple[int, ...], Placed], lives: Sequence[Life], alone: Point) -> dict[str, float]:
+def costs(grid: Mapping[tuple[int, ...], Placed], lives: Sequence[Life]) -> dict[str, float]:
     """Of one application: its table of machine.toml, but for what nothing was seen of."""
     points = [(sum(placement), point) for placement, placed in grid.items() for point in placed.points]
     quiet_steps_s = sum(point.quiet_steps_s for _, point in points)
@@ -276,6 +287,5 @@ def costs(grid: Mapping[tuple[int, ...], Placed], lives: Sequence[Life], alone: 
             for replicas, point in points
             for some in point.evaluations
         ],
-        "full_over_alone": [times(grid[1,])[alone.atomic][0] / alone.step_s],
     }
     return {name: median(values) for name, values in seen.items() if values} | {"step_overhead": overhead}

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -22,7 +23,6 @@ from services.bench.calibration.plan import (
     Curve,
     Life,
     Placed,
-    Point,
     Row,
     Training,
     configs,
@@ -32,11 +32,13 @@ from services.bench.calibration.plan import (
     placements,
     totals,
     trainings,
+    unmeasurable,
 )
 from services.bench.cluster import BenchError
 from services.bench.measure import Progress, machine
 from services.bench.scaling import in_processes
 from services.stack import StackError
+from workloads.measured import Costs, Measured
 from workloads.tasks import applications
 
 ATTEMPTS = 3
@@ -53,7 +55,14 @@ def run(names: Sequence[str], folder: Path, seeds: int, *, fresh: bool) -> None:
             raise UserError(f"--app {name!r}: allowed: {', '.join(known)}")
     if not config.agent.slots:
         raise UserError("agent.slots 0: allowed: 1 or more; profiles are of nodes with so many slots")
-    chosen = [known[name] for name in dict.fromkeys(names or known)]
+    chosen = []
+    for spec in (known[name] for name in dict.fromkeys(names or known)):
+        if reason := unmeasurable(spec, len(NODES), config.agent.slots):
+            _leave_out(spec, reason)
+        else:
+            chosen.append(spec)
+    if not chosen:
+        raise UserError("no application can be measured")
     settings = conditions(config, seeds)
     former = {} if fresh and not names else read_machine(folder)
     kept = _kept(folder, former, settings, chosen)
@@ -64,14 +73,46 @@ def run(names: Sequence[str], folder: Path, seeds: int, *, fresh: bool) -> None:
             return
         calibration = Calibration(config, chosen, list(known.values()), range(seeds), journal)
         calibration.measure()
-        tables = kept | {spec.name: calibration.costs(spec) for spec in chosen}
+        written, tables = [], dict(kept)
         for spec in chosen:
-            write_profile(
-                folder / spec.name, config.agent.slots, calibration.grid(spec), calibration.curves(spec)
-            )
-        write_machine(folder, _machine(settings, {name: tables[name] for name in known if name in tables}))
+            costs_s, grid, curves = calibration.costs(spec), calibration.grid(spec), calibration.curves(spec)
+            if reason := unreadable(spec, config.agent.slots, costs_s, grid, curves):
+                _leave_out(spec, reason)
+                continue
+            write_profile(folder / spec.name, config.agent.slots, grid, curves)
+            written.append(spec)
+            tables[spec.name] = costs_s
+        if written:
+            tables = {name: tables[name] for name in known if name in tables}
+            write_machine(folder, _machine(settings, tables))
         journal.finish()
-    print(f"{folder}: {_names(chosen)}")
+    if not written:
+        raise UserError(f"{folder}: no profile has been written")
+    print(f"{folder}: {_names(written)}")
+
+
+def unreadable(
+    spec: ApplicationSpec,
+    slots: int,
+    costs_s: Mapping[str, float],
+    grid: Mapping[tuple[int, ...], Placed],
+    curves: Mapping[int, Sequence[Row]],
+) -> str:
+    """Why a reader would refuse the profile that has been measured; empty where it would not."""
+    with TemporaryDirectory(prefix="coadapt-calibrate-") as draft:
+        folder = Path(draft) / spec.name
+        write_profile(folder, slots, grid, curves)
+        try:
+            Measured(folder, spec, msgspec.convert(costs_s, Costs))
+        except UserError as error:
+            return str(error).removeprefix(f"{folder}/")
+        except msgspec.ValidationError as error:
+            return f"nothing was seen of some of its costs: {error}"
+    return ""
+
+
+def _leave_out(spec: ApplicationSpec, reason: str) -> None:
+    print(f"calibrate: {spec.name} is left out: {reason}", file=sys.stderr, flush=True)
 
 
 class Calibration:
@@ -130,15 +171,13 @@ class Calibration:
 
     def costs(self, spec: ApplicationSpec) -> dict[str, float]:
         lives = self._journal.get("lives", dict[str, list[Life]])[spec.name]
-        return costs(self.grid(spec), lives, self._journal.get(_alone(spec), Point))
+        return costs(self.grid(spec), lives)
 
     def _measure_grids(self) -> None:
         with Grid(self._config, self._background) as grid:
             for spec in self._specs:
                 if missing := list(self._missing_placements(spec)):
                     grid.begin(spec)
-                    if _alone(spec) not in self._journal:
-                        self._journal.add(_alone(spec), grid.alone())
                     for placement in missing:
                         placed = grid.measure(placement, configs(spec, sum(placement)))
                         self._journal.add(_grid(spec, placement), placed)
@@ -182,10 +221,6 @@ def train(training: Training) -> tuple[Training, Curve]:
 
 def _grid(spec: ApplicationSpec, placement: Sequence[int]) -> str:
     return f"{spec.name}/placement/{digits(placement)}"
-
-
-def _alone(spec: ApplicationSpec) -> str:
-    return f"{spec.name}/alone"
 
 
 def _curve(application: str, multiple: int, seed: int) -> str:

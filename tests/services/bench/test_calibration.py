@@ -1,5 +1,6 @@
 """What `coadapt calibrate` plans, sums up, remembers and writes; nothing is measured here."""
 
+import re
 import tomllib
 from itertools import pairwise
 from pathlib import Path
@@ -9,19 +10,9 @@ from msgspec.structs import replace
 
 from common.lifecycle import UserError
 from common.protocol import (
-    CheckpointSaved,
-    Evaluated,
-    Event,
-    EventRecord,
-    GenerationStarted,
-    JobCompleted,
-    JobStateChanged,
-    ReplicaExited,
     TrainingSample,
-    VerificationStarted,
 )
-from common.types import JobConfig, JobState
-from services.bench.calibration import lives
+from common.types import JobConfig
 from services.bench.calibration.files import read_machine, write_machine, write_profile
 from services.bench.calibration.journal import FILE, Journal
 from services.bench.calibration.plan import (
@@ -40,9 +31,9 @@ from services.bench.calibration.plan import (
     point,
     times,
     totals,
+    unmeasurable,
 )
-from services.bench.calibration.run import ATTEMPTS, again_if_need_be
-from services.bench.cluster import BenchError
+from services.bench.calibration.run import unreadable
 from workloads.measured import read_profiles
 from workloads.tasks import applications
 
@@ -94,6 +85,20 @@ def test_passes_are_accumulated_where_jobs_do_so():
 def test_a_group_that_no_batch_is_large_enough_for_is_not_measured():
     assert configs(replace(DIGITS, min_atomic_batch=64), 4) == []
     assert configs(replace(DIGITS, max_atomic_batch=4), 1) == []
+
+
+@pytest.mark.parametrize(
+    ("bounds", "reason"),
+    [
+        ({}, ""),
+        ({"min_atomic_batch": 32}, "no group of more than 4 replicas, which have a table of their own, can"),
+        ({"max_atomic_batch": 3}, "no group of at most 4 replicas can have a batch"),
+        ({"min_atomic_batch": 200}, "no group of at most 4 replicas can have a batch"),
+    ],
+)
+def test_an_application_that_would_lack_a_table_is_told_before_it_is_measured(bounds, reason):
+    assert unmeasurable(replace(DIGITS, **bounds), 2, 4).startswith(reason)
+    assert bool(unmeasurable(replace(DIGITS, **bounds), 2, 4)) == bool(reason)
 
 
 def test_total_batches_double_up_to_the_largest():
@@ -161,12 +166,10 @@ def test_windows_that_hold_warm_up_steps_tell_nothing_of_the_time_between_steps(
 def test_overhead_and_evaluations_are_told_apart():
     config = JobConfig(atomic_batch=16)
     seen = point(config, [(sample(0.05, window_s=0.55), 0), (sample(0.05, window_s=0.95), 2)])
-    alone = replace(seen, step_s=0.04)
-    table = costs({(1,): Placed(points=(seen,)), (2,): Placed(points=(seen,), resize_s=0.2)}, [], alone)
+    table = costs({(1,): Placed(points=(seen,)), (2,): Placed(points=(seen,), resize_s=0.2)}, [])
     assert table["step_overhead"] == pytest.approx(1.1)
     # 0.4 s for two; of one replica, and of two that share the work
     assert table["evaluation_slot_s"] == pytest.approx((0.2 + 2 * 0.2) / 2)
-    assert table["full_over_alone"] == pytest.approx(1.25)
     assert table["resize_s"] == 0.2
     assert "start_s" not in table
 
@@ -215,59 +218,6 @@ def test_statistics_that_nobody_has_yet_are_those_of_the_next_row():
 def test_statistics_are_trusted_by_a_share_of_the_trainings():
     curves = [Curve(rows=(row(1, 0.1, sqr),), reached=False) for sqr in (None, 3.0, 1.0, 2.0)]
     assert [(r.sqr, r.trusted) for r in merge(curves, "max")] == [(2.0, 0.75)]
-
-
-# --------------------------------------------------------------------------- real jobs
-
-
-def test_starts_and_ends_are_read_from_the_log_of_a_run():
-    started = GenerationStarted(
-        job_id="a",
-        generation=1,
-        old_replicas=0,
-        allocation=(),
-        config=JobConfig(atomic_batch=16),
-        state_from="scratch",
-        seconds_lost=0.0,
-        progress=1.0,
-        first_step_s=0.5,
-    )
-    saved = CheckpointSaved(
-        job_id="a", path="", digest="", size_bytes=1, save_s=0.1, progress=1.0, reason="final"
-    )
-    events: list[tuple[float, Event]] = [
-        (10.0, JobStateChanged(job_id="a", old=JobState.PENDING, new=JobState.STARTING, reason="")),
-        (12.0, started),
-        (14.0, replace(saved, reason="periodic")),
-        (20.0, Evaluated(job_id="a", progress=1.0, step=1, metric=1.0, reached=True)),
-        (20.3, saved),
-        (20.5, ReplicaExited(job_id="a", node="n", replica="n-1", exit_code=0)),
-        (21.0, VerificationStarted(job_id="a", node="n", replica="n-2", pid=1)),
-        (21.8, ReplicaExited(job_id="a", node="n", replica="n-2", exit_code=0)),
-        (22.0, JobCompleted(job_id="a", verified=True, metric=1.0, progress=1.0)),
-        (23.0, started),
-    ]
-    records = [
-        EventRecord(run_id="r", source="s", incarnation="i", seq=n, t_s=0.0, wall_s=t, event=event)
-        for n, (t, event) in enumerate(events, start=1)
-    ]
-    life = lives.read(records)["a"]
-    assert life == Life(start_s=1.5, save_s=pytest.approx(0.3), exit_s=pytest.approx(0.2), verify_s=1.0)
-
-
-def test_a_loss_on_the_way_is_tried_again_but_not_for_ever(capsys: pytest.CaptureFixture[str]):
-    losses = [BenchError("a replica was lost")] * 2
-
-    def measure() -> None:
-        if losses:
-            raise losses.pop()
-
-    again_if_need_be(measure)
-    assert capsys.readouterr().err.count("tries again, since a replica was lost") == ATTEMPTS - 1
-    losses = [BenchError("a replica was lost")] * ATTEMPTS
-    with pytest.raises(BenchError, match="a replica was lost"):
-        again_if_need_be(measure)
-    assert losses == []
 
 
 # --------------------------------------------------------------------------- what is kept
@@ -320,32 +270,54 @@ def test_a_folder_that_cannot_be_written_and_a_spoilt_journal_are_told(tmp_path:
         Journal(tmp_path, {}, fresh=False)
 
 
+MEASURED = Point(
+    atomic=16,
+    step_s=0.05,
+    sync_s=0.01,
+    pass_s=0.035,
+    steps=20,
+    quiet_s=1.0,
+    quiet_steps_s=1.0,
+    evaluations=(),
+)
+GRID = {
+    (1,): Placed(points=(replace(MEASURED, pass_s=0.045),)),
+    (2, 1): Placed(points=(MEASURED,)),
+    (4, 4): Placed(points=(replace(MEASURED, step_s=0.1),)),
+}
+TABLE = {"start_s": 1.0, "resize_s": 0.2, "verify_s": 0.5, "evaluation_slot_s": 0.3}
+
+
+@pytest.mark.parametrize(
+    ("lacks", "reason"),
+    [
+        ({}, ""),
+        ({"curves": {16: [row(1, 0.5)], 32: []}}, "validation-32.csv: needs rows of finite numbers"),
+        ({"curves": {16: [row(1, -0.5)]}}, "validation-16.csv: needs rows of finite numbers, none below 0"),
+        ({"grid": {(1,): GRID[1,]}}, "scalability.csv: needs rows"),
+        ({"costs_s": {"start_s": 1.0, "resize_s": 0.2, "verify_s": 0.5}}, ".*field `evaluation_slot_s`"),
+    ],
+)
+def test_a_profile_that_no_simulation_would_read_is_told_with_the_reason(lacks, reason):
+    parts = {"costs_s": TABLE, "grid": GRID, "curves": {16: [row(1, 0.5)]}} | lacks
+    told = unreadable(DIGITS, 4, **parts)
+    assert re.match(reason, told)
+    assert bool(told) == bool(reason)
+
+
 def test_a_written_profile_is_what_simulations_read(tmp_path: Path):
     """Tables that a former calibration has left go."""
     folder = tmp_path / DIGITS.name
     folder.mkdir()
     (folder / "validation-17.csv").write_text("old")
-    measured = Point(
-        atomic=16,
-        step_s=0.05,
-        sync_s=0.01,
-        pass_s=0.035,
-        steps=20,
-        quiet_s=1.0,
-        quiet_steps_s=1.0,
-        evaluations=(),
-    )
-    grid = {(2, 1): Placed(points=(measured,)), (4, 4): Placed(points=(replace(measured, step_s=0.1),))}
-    write_profile(folder, 4, grid, {16: [row(1, 0.5), row(2, 0.97)], 32: [row(1, 0.98)]})
-    life = Life(start_s=1.0, save_s=0.1, exit_s=0.1, verify_s=0.5)
-    table = {"start_s": 1.0, "resize_s": 0.2, "verify_s": life.verify_s, "evaluation_slot_s": 0.3}
+    write_profile(folder, 4, GRID, {16: [row(1, 0.5), row(2, 0.97)], 32: [row(1, 0.98)]})
     machine = {
         "processor": 'a "fast" one',
         "slot_speed": 0.2,
         "nodes": 2,
         "slots": 4,
         "versions": {"torch": "2"},
-        "applications": {DIGITS.name: table},
+        "applications": {DIGITS.name: TABLE},
     }
     write_machine(tmp_path, machine)
     assert read_machine(tmp_path) == machine
@@ -353,7 +325,7 @@ def test_a_written_profile_is_what_simulations_read(tmp_path: Path):
     profile = read_profiles(tmp_path, applications())[DIGITS.name]
     assert profile.batches == (16, 32)
     assert profile.times((1, 2), 16) == (0.05, 0.01)
-    assert profile.pass_s((1, 2), 16) == 0.035
+    assert (profile.told_pass_s((1, 2), 16), profile.pass_s(16)) == (0.035, 0.045)
     assert profile.times((4, 4), 16) == (0.1, 0.01)
     assert profile.needed_progress(16, DIGITS.target) == 50.0
     assert profile.costs.evaluation_slot_s == 0.3
