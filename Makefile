@@ -7,6 +7,7 @@ POLICY ?= pollux
 INSTALLED := $(VENV)/.installed
 EXPERIMENT ?= workloads/experiments/cpu.toml
 NAME := $(basename $(notdir $(EXPERIMENT)))
+WHAT := $(EXPERIMENT)$(if $(SEEDS), --seeds $(SEEDS))
 RUNS := logs/$(NAME)
 RESULTS := analysis/results$(if $(filter-out cpu,$(NAME)),/$(NAME))
 
@@ -27,7 +28,7 @@ demo: $(INSTALLED)
 # A run that is not clean (exit code 1) does not keep the others from being compared, but fails the target.
 experiment: $(INSTALLED)
 	@failed=0; \
-	for step in "experiment $(EXPERIMENT) $(if $(SEEDS),--seeds $(SEEDS))" "compare $(RUNS) --out $(RESULTS)" \
+	for step in "experiment $(WHAT)" "experiment $(WHAT) --isolated" "compare $(RUNS) --out $(RESULTS)" \
 		"fidelity $(RUNS) --out $(RESULTS)" "sensitivity --world calibrated --out $(RESULTS)"; \
 	do \
 		echo "coadapt $$step"; $(BIN)/coadapt $$step; code=$$?; \

@@ -52,6 +52,14 @@ def experiment(
             help="So many runs at once, for an engine that has a machine for each.",
         ),
     ] = 1,
+    alone: Annotated[
+        bool,
+        typer.Option(
+            "--isolated",
+            help="Instead, runs of one job alone, of each application and with 1, 2 and 4 replicas: what "
+            "compare judges the model of rho by.",
+        ),
+    ] = False,
     again: Annotated[
         bool, typer.Option("--again", help="Repeat runs that were kept though they were not clean.")
     ] = False,
@@ -70,33 +78,46 @@ def experiment(
     from common.config import load_config
     from common.lifecycle import signals_raise
     from services.experiment.engine import check_engine
-    from services.experiment.folder import Folder
-    from services.experiment.plan import configured, only, planned, read_definition, with_seeds, workloads_of
+    from services.experiment.folder import Folder, code_digest
+    from services.experiment.plan import (
+        configured,
+        isolated,
+        only,
+        planned,
+        read_definition,
+        with_seeds,
+        workloads_of,
+    )
     from services.experiment.runner import Task, check_cluster, check_policies
     from workloads.tasks import applications
 
     definition = read_definition(file)
     definition = with_seeds(definition, seeds) if seeds else definition
-    runs = only(planned(definition), policies or [], sets or [])
     config = configured(load_config(os.environ), definition)
+    known = applications(config.applications.modules)
+    if alone:
+        plan, jobs = isolated(definition, known)
+    else:
+        plan, jobs = planned(definition), workloads_of(definition, known)
+    runs = only(plan, policies or [], sets or [])
     check_cluster(definition)
     check_policies({run.policy: None for run in runs})
     check_engine(engine)
     folder = Folder(Path(config.run.logs_dir) / definition.name, definition)
-    workloads = _texts(runs, workloads_of(definition, applications(config.applications.modules)))
+    workloads = _texts(runs, jobs)
     if dry_run:
         _show_plan(folder, runs)
         return 0
     with signals_raise(), folder.claimed():
         if count := folder.end_leftovers():
             _say(f"{count} processes that a killed experiment had left running were ended")
-        for name in folder.lose_halves(planned(definition)):
+        for name in folder.lose_halves(plan):
             _say(f"{name}: was interrupted, is put aside in lost/, and repeated")
         folder.settle(config)
-        folder.check_workloads(workloads)
+        folder.check_workloads(plan, workloads)
         if again:
             folder.lose_unclean(runs)
-        done = folder.records(runs)
+        done, code = folder.records(runs), code_digest()
         tasks = [
             Task(
                 run=run,
@@ -105,6 +126,7 @@ def experiment(
                 definition=definition,
                 config=config,
                 command=os.getpid(),
+                code=code,
             )
             for run in runs
             if run not in done
@@ -207,11 +229,12 @@ def _show_plan(folder: "Folder", runs: "Sequence[Run]") -> None:
 
 
 def _expected_s(folder: "Folder", left: "Sequence[Run]", records: "dict[Run, RunRecord]") -> float:
-    from services.experiment.plan import expected_s
+    from services.experiment.plan import ISOLATED_S, expected_s
 
+    run_s = ISOLATED_S if left and left[0].alone else folder.definition.run_s
     walls_s = {run: record.wall_s for run, record in records.items() if record.wall_s is not None}
     watches_s = len(left) * folder.definition.guard.watch_s
-    return expected_s(left, walls_s, folder.definition.run_s) + watches_s
+    return expected_s(left, walls_s, run_s) + watches_s
 
 
 def _conclude(folder: "Folder", runs: "Sequence[Run]") -> int:

@@ -2,11 +2,13 @@
 
 <experiment>/experiment.json            definition, settings, machine, versions, date
              <set>-<policy>-<seed>/     a run: its log and workload.toml; done when run.json is there too
+             isolated/isolated-<application>-<replicas>/   a run of one job alone, likewise
              lost/<run>-<attempt>/      runs that were noisy, failed or were interrupted, and repeated
 """
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import platform
 import re
@@ -23,8 +25,10 @@ from common import __version__
 from common.config import PREFIX, Config
 from common.lifecycle import UserError
 from common.types import Struct
-from services.experiment.plan import Definition, Run
+from services.experiment.plan import ISOLATED, Definition, Run
 
+ROOT = Path(__file__).resolve().parents[2]
+"""Where our packages are, in a checkout or installed."""
 RUN_FILE = "run.json"
 EXPERIMENT_FILE = "experiment.json"
 WORKLOAD_FILE = "workload.toml"
@@ -35,6 +39,10 @@ STOP_S = 5.0
 SAME = ("requests", "nodes", "timeout_s")
 """Keys of the definition, and then sections of the configuration, that all runs of an experiment share."""
 SAME_SECTIONS = ("scheduler", "collector", "agent", "trainer", "applications")
+SAME_BOUNDS = ("foreign_cpu", "steal")
+"""Bounds of the guard by which a run is kept; for how long and for what it waits before a run may change."""
+CODE = ("common", "services", "workloads")
+"""Packages that runs are made by."""
 
 
 class RunRecord(Struct, frozen=True):
@@ -72,7 +80,7 @@ class Folder:
         self.definition = definition
 
     def of(self, run: Run) -> Path:
-        return self.path / run.name
+        return self.path / (ISOLATED if run.alone else "") / run.name
 
     def records(self, runs: Sequence[Run]) -> dict[Run, RunRecord]:
         """Of the runs that are done. Raises UserError for a record that cannot be read."""
@@ -132,17 +140,16 @@ class Folder:
             if not record.clean:
                 self.lose(run, record)
 
-    def check_workloads(self, texts: Mapping[tuple[str, int], str]) -> None:
-        """Raises UserError where a run that is there had other jobs than its set has now: policies can only
-        be compared on the same jobs. Files by set and seed."""
-        for policy in self.definition.policies:
-            for (name, seed), text in texts.items():
-                file = self.of(Run(set=name, policy=policy, seed=seed)) / WORKLOAD_FILE
-                if file.exists() and file.read_text(encoding="utf-8") != text:
-                    raise UserError(
-                        f"{file}: the set has changed since, or the profiles; move {self.path} away, or give "
-                        "the definition another name"
-                    )
+    def check_workloads(self, runs: Sequence[Run], texts: Mapping[tuple[str, int], str]) -> None:
+        """Raises UserError where one of these that is there had other jobs than its set has now: policies
+        can only be compared on the same jobs. Files by set and seed; a set without any is not checked."""
+        for run in runs:
+            file, text = self.of(run) / WORKLOAD_FILE, texts.get((run.set, run.seed))
+            if text is not None and file.exists() and file.read_text(encoding="utf-8") != text:
+                raise UserError(
+                    f"{file}: the set has changed since, or the profiles; move {self.path} away, or give "
+                    "the definition another name"
+                )
 
     def settle(self, config: Config) -> None:
         """Write down under what conditions the runs are made; `config` is the experiment's. Raises UserError
@@ -197,10 +204,11 @@ class Folder:
 
     def leftovers(self) -> list[psutil.Process]:
         """Living processes of stacks that write here."""
+        places = str(self.path), str(self.path / ISOLATED)
         found = []
         for process in psutil.process_iter():
             try:
-                if process.environ().get(f"{PREFIX}RUN_LOGS_DIR") == str(self.path):
+                if process.environ().get(f"{PREFIX}RUN_LOGS_DIR") in places:
                     found.append(process)
             except psutil.Error:
                 continue  # gone, a zombie, or another user's
@@ -228,13 +236,25 @@ def conditions(definition: Definition, config: Config) -> dict[str, Any]:
     return {
         **{key: getattr(definition, key) for key in SAME},
         **{section: sections[section] for section in SAME_SECTIONS},
+        "guard": {key: getattr(definition.guard, key) for key in SAME_BOUNDS},
         "machine": machine(),
+        "code": code_digest(),
         "versions": {
             "coadapt": __version__,
             "python": platform.python_version(),
             "torch": version("torch"),
         },
     }
+
+
+def code_digest(root: Path = ROOT) -> str:
+    """Tells programs apart that have the same version: from the names and contents of their files."""
+    digest = hashlib.sha256()
+    files = (path for package in CODE for path in (root / package).rglob("*.py") if path.is_file())
+    for name, path in sorted((path.relative_to(root).as_posix(), path) for path in files):
+        content = path.read_bytes()
+        digest.update(f"{name} {len(content)}\n".encode() + content)
+    return f"sha256:{digest.hexdigest()[:16]}"
 
 
 def machine() -> dict[str, Any]:

@@ -16,9 +16,16 @@ from common.types import ApplicationSpec, JobSpec, Struct
 from services.experiment.guard import Bounds
 from workloads.generate import RECIPES, generate, to_toml
 from workloads.measured import PROFILES, read_profiles
-from workloads.traces import MAX_SEED, Workload, name_problems, read_workload
+from workloads.traces import MAX_SEED, Workload, name_problems, read_workload, single_job
 
 SHOWN_SETS = ", ".join(sorted(RECIPES))
+ISOLATED = "isolated"
+"""Folder of the runs of one job alone, by which `coadapt compare` judges the model that rho comes from."""
+ISOLATED_POLICY = "pollux:adapt_replicas=false"
+"""The replicas that are asked for, and the batch of the largest goodput: as that model has a job alone."""
+ISOLATED_REPLICAS = (1, 2, 4)
+ISOLATED_S = 30.0
+"""What a run of one job alone is taken to last before any has shown it."""
 
 
 class Definition(Struct, frozen=True):
@@ -51,11 +58,14 @@ class Run(Struct, frozen=True):
     set: str
     policy: str
     seed: int
+    alone: bool = False
+    """Whether its set is of one job alone: then the run has the name of the set."""
 
     @property
     def name(self) -> str:
         """That of its folder."""
-        return re.sub(r"^\.|[^A-Za-z0-9_.-]+", "-", f"{self.set}-{self.policy}-{self.seed}")
+        name = self.set if self.alone else f"{self.set}-{self.policy}-{self.seed}"
+        return re.sub(r"^\.|[^A-Za-z0-9_.-]+", "-", name)
 
 
 KEYS = f"{', '.join(Definition.__struct_fields__)} ({', '.join(Bounds.__struct_fields__)})"
@@ -160,6 +170,27 @@ def workloads_of(definition: Definition, applications: Mapping[str, ApplicationS
         return made, to_toml(made)
 
     return workload
+
+
+def isolated(
+    definition: Definition, applications: Mapping[str, ApplicationSpec]
+) -> tuple[list[Run], Workloads]:
+    """A run for each application of the sets' jobs and each number of replicas that it and the cluster can
+    have: one job alone, all else as its application has it. Raises UserError as `workloads_of` does."""
+    seed, slots = definition.seeds[0], definition.nodes * definition.slots
+    workloads = workloads_of(definition, applications)
+    rows = [row for entry in definition.sets for row in workloads(set_name(entry), seed)[0].rows]
+    found = {}
+    for application in sorted({row.spec.application for row in rows}):
+        spec = applications[application]
+        most = min(slots, spec.max_batch_size // spec.min_atomic_batch)
+        for replicas in ISOLATED_REPLICAS:
+            if replicas <= most:
+                name = f"{ISOLATED}-{application}-{replicas}"
+                fields = {"application": application, "replicas": replicas, "seed": seed}
+                found[name] = single_job(fields, name, applications, slots)
+    runs = [Run(set=name, policy=ISOLATED_POLICY, seed=seed, alone=True) for name in found]
+    return runs, lambda name, seed: (found[name], whole_toml(found[name]))
 
 
 def shifted(workload: Workload, seed: int) -> Workload:

@@ -21,7 +21,15 @@ from common.protocol import JobTable
 from common.transport import NobodyThere
 from common.types import Struct
 from services.client import Arrivals, Client, workload_reader
-from services.experiment.folder import MEMORY_FILE, RUN_FILE, WORKLOAD_FILE, Folder, RunRecord, write_json
+from services.experiment.folder import (
+    MEMORY_FILE,
+    RUN_FILE,
+    WORKLOAD_FILE,
+    Folder,
+    RunRecord,
+    code_digest,
+    write_json,
+)
 from services.experiment.guard import Meter, noise, wait_until_quiet
 from services.experiment.plan import Definition, Run
 from services.monitor.service import follow
@@ -40,8 +48,8 @@ class _CommandGone(BaseException):
 
 
 class Task(Struct, frozen=True):
-    """A run to do. `workload` is the text of its file, `config` the experiment's, and `command` the process
-    that asks for it."""
+    """A run to do. `workload` is the text of its file, `config` the experiment's, `command` the process that
+    asks for it, and `code` the digest of the code that it runs."""
 
     run: Run
     workload: str
@@ -49,6 +57,7 @@ class Task(Struct, frozen=True):
     definition: Definition
     config: Config
     command: int
+    code: str
 
 
 class Outcome(Struct, frozen=True):
@@ -74,8 +83,8 @@ def check_cluster(definition: Definition) -> None:
 
 
 def perform(task: Task) -> Outcome:
-    """Do the run, at most `attempts` times. Raises Busy where the machine is, and StackError where the stack
-    does not come up, even in the last attempt."""
+    """Do the run, at most `attempts` times. Raises Busy where the machine is, StackError where the stack does
+    not come up, even in the last attempt, and UserError where the code is no longer the command's."""
     try:
         return _perform(task)
     except _CommandGone:  # an engine's process, and so is what else would wait for more work in it
@@ -104,6 +113,11 @@ def _perform(task: Task) -> Outcome:
             if not left:
                 raise
         else:
+            if code_digest() != task.code:  # each stack loads it anew
+                raise UserError(
+                    f"{task.run.name}: the code of coadapt was changed while the experiment went on: the run "
+                    "does not count; with the former code the same command goes on"
+                )
             record = structs.replace(record, wall_s=time.monotonic() - start_s, **values)
             if record.clean or not left:
                 write_json(folder.of(task.run) / RUN_FILE, record)
@@ -116,15 +130,14 @@ def _perform(task: Task) -> Outcome:
 def _configured(task: Task) -> Config:
     """The configuration of the run: its own folder, policy, and memory."""
     config, run = task.config, task.run
-    folder = Path(task.folder)
-    memory_file = str(folder / run.name / MEMORY_FILE)
+    place = Folder(Path(task.folder), task.definition).of(run)
     return structs.replace(
         config,
         run=structs.replace(
-            config.run, logs_dir=str(folder), run_id=run.name, workload=run.set, seed=run.seed
+            config.run, logs_dir=str(place.parent), run_id=run.name, workload=run.set, seed=run.seed
         ),
         scheduler=structs.replace(config.scheduler, policy=run.policy),
-        collector=structs.replace(config.collector, memory_file=memory_file),
+        collector=structs.replace(config.collector, memory_file=str(place / MEMORY_FILE)),
     )
 
 

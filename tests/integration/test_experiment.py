@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from services.experiment.folder import Folder, RunRecord
-from services.experiment.plan import Definition
+from services.experiment.folder import RUN_FILE, Folder, RunRecord, write_json
+from services.experiment.plan import planned, read_definition
 from tests.integration import tiny_app
 
 pytestmark = pytest.mark.timeout(150)
@@ -24,7 +24,7 @@ application = "tiny"
 target = 0.3
 """
 DEFINITION = """
-policies = ["fixed", "dynamic"]
+policies = ["dynamic", "fixed"]
 sets = ["quick.toml"]
 seeds = [1]
 slot_speed = 1.0
@@ -56,38 +56,41 @@ def experiment(folder: Path, *options: str) -> "Iterator[subprocess.Popen[str]]"
 
 
 def folder_of(place: Path) -> Folder:
-    return Folder(place / "logs/few", Definition(policies=("fixed",), sets=("quick",), seeds=(1,)))
+    return Folder(place / "logs/few", read_definition(place / "few.toml"))
 
 
 def test_a_killed_experiment_goes_on_where_it_was_and_repeats_what_was_half_done(tmp_path: Path) -> None:
     (tmp_path / "quick.toml").write_text(SET)
     (tmp_path / "few.toml").write_text(DEFINITION)
-    logs = tmp_path / "logs/few"
+    folder = folder_of(tmp_path)
+    first, second = planned(folder.definition)
+    folder.of(first).mkdir(parents=True)
+    write_json(folder.of(first) / RUN_FILE, folder.record(first, 1, wall_s=9.0, verified=True))
+    done = (folder.of(first) / RUN_FILE).stat().st_mtime_ns
+
     with experiment(tmp_path) as command:
-        assert command.stdout is not None
-        assert command.stdout.readline().startswith("1/2 quick-fixed-1: mean JCT")
-        while len(folder_of(tmp_path).leftovers()) < 5:  # honcho and some of its services
+        while len(folder.leftovers()) < 5:  # honcho and some of its services
             with suppress(subprocess.TimeoutExpired):
                 command.wait(0.1)
+            assert command.returncode is None
         command.send_signal(signal.SIGKILL)
         command.communicate(timeout=10)
-    done = (logs / "quick-fixed-1/run.json").stat().st_mtime_ns
-    assert not (logs / "quick-dynamic-1/run.json").exists()
-
-    with experiment(tmp_path, "--engine", "loky", "-j", "2") as command:
-        out, err = command.communicate(timeout=100)
-    assert (command.returncode, err) == (0, "")
-    assert "quick-dynamic-1: was interrupted" in out
-    assert "2/2 quick-dynamic-1: mean JCT" in out
-    assert "coadapt compare logs/few" in out.splitlines()[-1]
-    assert folder_of(tmp_path).leftovers() == []
-    assert (logs / "quick-fixed-1/run.json").stat().st_mtime_ns == done
-    assert json.loads((logs / "lost/quick-dynamic-1-1/run.json").read_text())["reason"] == "interrupted"
-    for policy, attempt in (("fixed", 1), ("dynamic", 2)):
-        record = json.loads((logs / f"quick-{policy}-1/run.json").read_text())
-        assert list(record) == list(RunRecord.__struct_fields__)
-        assert (record["attempt"], record["verified"], record["audit_clean"]) == (attempt, True, True)
-        assert 0.0 <= record["foreign_cpu_fraction"] <= 1.0
-        assert 1e8 < record["peak_memory_bytes"] < 4e9
-        assert record["wall_s"] > 1.0
-        assert "seed = 2" in (logs / f"quick-{policy}-1/workload.toml").read_text()
+        assert folder.leftovers() != []
+        with experiment(tmp_path, "--engine", "loky", "-j", "2") as again:
+            out, err = again.communicate(timeout=100)
+    assert (again.returncode, err) == (0, "")
+    told = out.splitlines()
+    assert "processes that a killed experiment had left running were ended" in told[0]
+    assert told[1].startswith("quick-fixed-1: was interrupted")
+    assert told[2].startswith("2/2 quick-fixed-1: mean JCT")
+    assert told[-1].endswith("coadapt compare logs/few")
+    assert folder.leftovers() == []
+    assert (folder.of(first) / RUN_FILE).stat().st_mtime_ns == done
+    assert json.loads((folder.path / "lost/quick-fixed-1-1/run.json").read_text())["reason"] == "interrupted"
+    record = json.loads((folder.of(second) / RUN_FILE).read_text())
+    assert list(record) == list(RunRecord.__struct_fields__)
+    assert (record["attempt"], record["verified"], record["audit_clean"]) == (2, True, True)
+    assert 0.0 <= record["foreign_cpu_fraction"] <= 1.0
+    assert 1e8 < record["peak_memory_bytes"] < 4e9
+    assert record["wall_s"] > 1.0
+    assert "seed = 2" in (folder.of(second) / "workload.toml").read_text()

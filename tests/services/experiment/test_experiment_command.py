@@ -28,6 +28,7 @@ def command(coadapt, tmp_path, monkeypatch):
         (["none.toml"], "none.toml: cannot be read"),
         (["some.toml", "--policy", "sia"], "--policy 'sia': allowed: fixed, pollux"),
         (["some.toml", "--set", "tail"], "--set 'tail': allowed: mine"),
+        (["some.toml", "--isolated", "--set", "mine"], "--set 'mine': allowed: isolated-digits-cnn-1, isola"),
         (["some.toml", "--seeds", "0"], "'0': allowed: whole numbers from 1"),
         (["some.toml", "--engine", "cloud"], "--engine 'cloud': allowed: dask, loky, multiprocessing, seq"),
         (["some.toml", "-j", "none"], "'none': allowed: whole numbers from 1"),
@@ -83,6 +84,18 @@ def test_a_dry_run_shows_the_plan_and_what_is_left_of_it(command):
         ["3", "mine-pollux-2", "to", "do"],
         ["4", "mine-fixed-2", "to", "do"],
         *[f"2 of 4 runs to do, about 5 min, into {folder.path}".split()],
+    ]
+
+
+def test_a_dry_run_of_jobs_alone_shows_their_plan(command):
+    folder = Folder(Path("logs/some"), read_definition(Path("some.toml")))
+    code, out, _ = command("some.toml", "--isolated", "--dry-run")
+    assert code == 0
+    assert [line.split() for line in out.splitlines()] == [
+        ["1", "isolated-digits-cnn-1", "to", "do"],
+        ["2", "isolated-digits-cnn-2", "to", "do"],
+        ["3", "isolated-digits-cnn-4", "to", "do"],
+        *[f"3 of 3 runs to do, about 2 min, into {folder.path}".split()],
     ]
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -11,11 +12,22 @@ import pytest
 
 from common.config import Config
 from common.lifecycle import UserError
-from services.experiment.folder import LOST, RUN_FILE, WORKLOAD_FILE, Folder, RunRecord, write_json
-from services.experiment.plan import Definition, Run, planned
+from services.experiment.folder import (
+    CODE,
+    LOST,
+    RUN_FILE,
+    WORKLOAD_FILE,
+    Folder,
+    RunRecord,
+    code_digest,
+    write_json,
+)
+from services.experiment.guard import Bounds
+from services.experiment.plan import ISOLATED, Definition, Run, planned
 
 DEFINITION = Definition(policies=("fixed", "pollux"), sets=("tail",), seeds=(1, 11), name="some")
 FIRST, SECOND, *_ = RUNS = planned(DEFINITION)
+ALONE = Run(set="isolated-matfac-2", policy="pollux", seed=1, alone=True)
 
 
 @pytest.fixture
@@ -26,7 +38,7 @@ def folder(tmp_path: Path) -> Folder:
 
 
 def half(folder: Folder, run: Run) -> Path:
-    folder.of(run).mkdir()
+    folder.of(run).mkdir(parents=True)
     (folder.of(run) / "events.jsonl").write_text("")
     return folder.of(run)
 
@@ -75,6 +87,16 @@ def test_a_move_that_was_killed_in_the_middle_is_completed(folder: Folder) -> No
     folder.lose_halves(RUNS)
     record = (folder.path / LOST / f"{FIRST.name}-4" / RUN_FILE).read_bytes()
     assert msgspec.json.decode(record, type=RunRecord).attempt == 4
+
+
+def test_a_run_of_one_job_alone_is_in_a_folder_of_its_kind_and_lost_among_all_others(folder: Folder) -> None:
+    half(folder, ALONE)
+    assert (folder.path / ISOLATED / "isolated-matfac-2/events.jsonl").exists()
+    assert folder.lose_halves([ALONE]) == [ALONE.name]
+    assert (folder.path / LOST / "isolated-matfac-2-1/events.jsonl").exists()
+    assert folder.attempt(ALONE) == 2
+    record = whole(folder, ALONE)
+    assert folder.records([FIRST, ALONE]) == {ALONE: record}
 
 
 def test_attempts_are_numbered_after_those_that_were_lost_of_this_run_alone(folder: Folder) -> None:
@@ -130,7 +152,8 @@ def test_what_is_known_of_the_experiment_is_written_once_and_other_conditions_ar
     assert written["definition"]["policies"] == ["fixed", "pollux"]
     assert written["machine"]["cores"] >= 1
     assert set(written["versions"]) == {"coadapt", "python", "torch"}
-    more = msgspec.structs.replace(DEFINITION, seeds=(1, 11, 12), attempts=5)
+    bounds = Bounds(watch_s=9.0, busy_before=0.2, wait_s=1.0)
+    more = msgspec.structs.replace(DEFINITION, seeds=(1, 11, 12), attempts=5, run_s=9.0, guard=bounds)
     Folder(folder.path, more).settle(Config())
     again = json.loads((folder.path / "experiment.json").read_text())
     assert again["definition"]["seeds"] == [1, 11, 12]
@@ -145,21 +168,76 @@ def test_what_is_known_of_the_experiment_is_written_once_and_other_conditions_ar
         folder.settle(config)
 
 
+@pytest.mark.parametrize(
+    ("bounds", "told"),
+    [
+        (Bounds(foreign_cpu=0.1), "guard.foreign_cpu was 0.05, is 0.1"),
+        (Bounds(steal=0.5), "guard.steal was 0.02, is 0.5"),
+    ],
+)
+def test_runs_are_kept_by_the_same_bounds(folder: Folder, bounds: Bounds, told: str) -> None:
+    folder.settle(Config())
+    with pytest.raises(UserError, match=f"other conditions: {told}; move"):
+        Folder(folder.path, msgspec.structs.replace(DEFINITION, guard=bounds)).settle(Config())
+
+
+def written(root: Path) -> Path:
+    """A program, and what is none of it."""
+    for package in CODE:
+        (root / package / "inner/__pycache__").mkdir(parents=True)
+        (root / package / "inner/some.py").write_text("x = 1\n")
+        (root / package / "inner/__pycache__/some.pyc").write_bytes(os.urandom(9))
+    (root / "tests").mkdir()
+    (root / "tests/some.py").write_bytes(os.urandom(9))
+    return root
+
+
+def test_the_digest_of_the_code_is_of_its_files_wherever_they_are(tmp_path: Path) -> None:
+    first, second = written(tmp_path / "first"), written(tmp_path / "second")
+    assert code_digest(first) == code_digest(second)
+    found = {code_digest(first)}
+    for package in CODE:
+        (first / package / "inner/some.py").write_text("x = 2\n")
+        found.add(code_digest(first))
+    (first / "common/inner/some.py").rename(first / "common/inner/other.py")
+    found.add(code_digest(first))
+    (first / "common/inner/empty.py").touch()
+    found.add(code_digest(first))
+    assert len(found) == 1 + len(CODE) + 2
+    assert code_digest() not in found
+
+
+def test_runs_of_other_code_are_not_gone_on_with(
+    folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = written(tmp_path / "program")
+    monkeypatch.setattr("services.experiment.folder.code_digest", partial(code_digest, root))
+    folder.settle(Config())
+    folder.settle(Config())
+    (root / "services/inner/some.py").write_text("x = 3\n")
+    with pytest.raises(UserError, match=r"other conditions: code was sha256:[0-9a-f]{16}, is sha256:"):
+        folder.settle(Config())
+
+
 def test_a_set_that_has_changed_since_a_run_is_refused(folder: Folder) -> None:
     whole(folder, FIRST)
     (folder.of(FIRST) / WORKLOAD_FILE).write_text("as it was")
-    folder.check_workloads({("tail", 1): "as it was", ("tail", 11): "as it is"})
+    folder.check_workloads(RUNS, {("tail", 1): "as it was", ("tail", 11): "as it is"})
+    folder.check_workloads(RUNS, {})
     with pytest.raises(UserError, match=r"tail-fixed-1/workload.toml: the set has changed"):
-        folder.check_workloads({("tail", 1): "as it is"})
+        folder.check_workloads(RUNS, {("tail", 1): "as it is"})
 
 
-def test_processes_that_write_here_are_found_and_ended_and_no_others(folder: Folder, tmp_path: Path) -> None:
+@pytest.mark.parametrize("run", [FIRST, ALONE], ids=lambda run: run.name)
+def test_processes_that_write_here_are_found_and_ended_and_no_others(
+    folder: Folder, tmp_path: Path, run: Run
+) -> None:
     sleep = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
     pipe = subprocess.PIPE
     others = {name: value for name, value in os.environ.items() if not name.startswith("COADAPT_")}
     with (
         subprocess.Popen(
-            sleep, stdout=pipe, env={**others, "COADAPT_RUN_LOGS_DIR": str(folder.path)}
+            sleep, stdout=pipe, env={**others, "COADAPT_RUN_LOGS_DIR": str(folder.of(run).parent)}
         ) as ours,
         subprocess.Popen(sleep, stdout=pipe, env={**others, "COADAPT_RUN_LOGS_DIR": str(tmp_path)}) as other,
     ):

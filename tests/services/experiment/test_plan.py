@@ -11,6 +11,7 @@ from services.experiment.plan import (
     Run,
     configured,
     expected_s,
+    isolated,
     only,
     planned,
     read_definition,
@@ -22,7 +23,7 @@ from services.experiment.plan import (
 from tests.profiles import write_profiles
 from workloads.generate import RECIPES
 from workloads.tasks import applications
-from workloads.traces import read_workload
+from workloads.traces import Workload, read_workload
 
 ROOT = Path(__file__).parents[3]
 POLICIES = ("fixed", "dynamic", "pollux")
@@ -167,6 +168,40 @@ def test_a_job_that_the_cluster_cannot_run_is_told_before_any_run(tmp_path: Path
     definition = defined(tmp_path, 'policies = ["fixed"]\nsets = ["wide.toml"]\nseeds = [1]')
     with pytest.raises(UserError, match=r"wide.toml: job 1: replicas 9: allowed: at most 8"):
         workloads_of(definition, applications())("wide", 1)
+
+
+def alone(tmp_path: Path, text: str) -> dict[str, Workload]:
+    """The workloads of the isolated runs of a definition, as their files are read, by name."""
+    runs, workloads = isolated(defined(tmp_path, text), applications())
+    assert {(run.policy, run.alone) for run in runs} == {("pollux:adapt_replicas=false", True)}
+    assert [run.name for run in runs] == [run.set for run in runs]
+    found = {}
+    for run in runs:
+        workload, text = workloads(run.set, run.seed)
+        (tmp_path / "written.toml").write_text(text)
+        found[run.name] = read_workload(tmp_path / "written.toml", applications())
+        assert found[run.name] == workload
+    return found
+
+
+def test_every_application_of_the_sets_is_alone_with_one_two_and_four_replicas(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text(OWN_SET)
+    found = alone(tmp_path, 'policies = ["fixed"]\nsets = ["mine.toml"]\nseeds = [3, 1]')
+    assert list(found) == [f"isolated-{name}-{n}" for name in ("digits-cnn", "matfac") for n in (1, 2, 4)]
+    for name, workload in found.items():
+        (row,) = workload.rows
+        application, _, replicas = name.removeprefix("isolated-").rpartition("-")
+        spec = applications()[application]
+        assert (row.at_s, row.spec.seed, row.spec.application) == (0.0, 3, application)
+        assert (row.spec.replicas, row.spec.batch_size) == (int(replicas), spec.initial_batch_size)
+        assert (row.spec.target, row.spec.max_progress) == (spec.target, spec.max_progress)
+        assert row.spec.settings == {}
+
+
+def test_no_job_is_alone_with_more_replicas_than_it_or_the_cluster_can_have(tmp_path: Path) -> None:
+    (tmp_path / "mine.toml").write_text('[[job]]\napplication = "matfac"\n')
+    text = 'policies = ["fixed"]\nsets = ["mine.toml"]\nseeds = [1]\nnodes = 1\nslots = 3'
+    assert list(alone(tmp_path, text)) == ["isolated-matfac-1", "isolated-matfac-2"]
 
 
 def test_a_whole_file_says_what_a_job_has_of_its_own(tmp_path: Path) -> None:

@@ -1,0 +1,56 @@
+"""What becomes of a run; the stack is left out."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from common.config import Config
+from common.lifecycle import UserError
+from services.experiment import runner
+from services.experiment.folder import RUN_FILE, Folder, code_digest
+from services.experiment.plan import Definition, Run, planned
+from services.experiment.runner import Task, perform
+
+DEFINITION = Definition(policies=("fixed",), sets=("tail",), seeds=(1,), name="some")
+(PLANNED,) = planned(DEFINITION)
+ALONE = Run(set="isolated-matfac-2", policy="pollux", seed=1, alone=True)
+
+
+def task(place: Path, monkeypatch: pytest.MonkeyPatch, run: Run, code: str) -> Task:
+    """One whose run is made at once, and is clean."""
+
+    def attempt(task: Task, check: object) -> tuple[dict[str, object], float]:
+        config = runner._configured(task)
+        config.run_dir(config.run.run_id).mkdir(parents=True)
+        return {"verified": True, "audit_clean": True}, 7.0
+
+    monkeypatch.setattr(runner, "_attempt", attempt)
+    monkeypatch.setattr(runner, "wait_until_quiet", lambda *_: "")
+    return Task(
+        run=run,
+        workload="",
+        folder=str(place),
+        definition=DEFINITION,
+        config=Config(),
+        command=os.getpid(),
+        code=code,
+    )
+
+
+@pytest.mark.parametrize("run", [PLANNED, ALONE], ids=lambda run: run.name)
+def test_a_run_is_recorded_where_its_log_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+) -> None:
+    outcome = perform(task(tmp_path, monkeypatch, run, code_digest()))
+    assert (outcome.mean_jct_s, outcome.record.clean) == (7.0, True)
+    assert Folder(tmp_path, DEFINITION).records([run]) == {run: outcome.record}
+
+
+def test_a_run_does_not_count_when_the_code_was_changed_in_the_meantime(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(UserError, match=r"tail-fixed-1: the code of coadapt was changed while"):
+        perform(task(tmp_path, monkeypatch, PLANNED, "sha256:former"))
+    assert (tmp_path / PLANNED.name).exists()
+    assert not (tmp_path / PLANNED.name / RUN_FILE).exists()
