@@ -3,6 +3,7 @@ measured profile of its application."""
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 from analysis.fairness import IsolatedTime
@@ -39,7 +40,8 @@ class Modelled:
             return None
         key = nodes, started.round_s
         if key not in self._models:
-            self._models[key] = Isolated(CalibratedWorld(self.profiles, nodes), nodes, started.round_s)
+            make_world = partial(CalibratedWorld, self.profiles, nodes)
+            self._models[key] = Isolated(make_world, nodes, started.round_s)
         model = self._models[key]
 
         def time_s(job: JobHistory, share: float) -> float | None:

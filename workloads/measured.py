@@ -271,9 +271,13 @@ class Measured:
         return self.told_pass_s((1,), atomic)
 
     def step_s(self, placement: Placement, atomic: int, accumulation: int) -> float:
-        """Seconds of a whole step."""
+        """Median seconds of a whole step."""
         last_s = self.times(placement, atomic)[0]
         return last_s + accumulation * self.pass_s(atomic) if accumulation else last_s
+
+    def mean_step_s(self, placement: Placement, atomic: int, accumulation: int) -> float:
+        """What steps take one after the other, evaluations left out."""
+        return self.step_s(placement, atomic, accumulation) * self.costs.step_overhead
 
     def statistics(self, batch: int, progress: float) -> GradientStatistics:
         """When trained at this total batch up to this progress; trusted if those of half the jobs were."""

@@ -21,6 +21,7 @@ from pathlib import Path
 from common.types import ApplicationSpec
 from workloads.traces import (
     MAX_SEED,
+    MAX_TIME_S,
     Arrival,
     JobFields,
     Workload,
@@ -32,7 +33,6 @@ from workloads.traces import (
 
 COLUMNS = ("name", "time", "application", "num_replicas", "batch_size")
 MAX_WHOLE = 2**31 - 1
-MAX_TIME_S = 1e9
 
 
 def read_table(path: Path, applications: Mapping[str, ApplicationSpec]) -> Workload:

@@ -37,6 +37,8 @@ from common.types import (
 
 MAX_SEED = 2**31 - 1
 MAX_PROGRESS = 1e9
+MAX_TIME_S = 1e9
+"""The latest arrival. At times far beyond it a clock no longer tells one step from the next."""
 MAX_SHOWN_CHARS = 80
 
 Table = TypeVar("Table", bound=Struct)
@@ -227,8 +229,7 @@ def _arrival(
         default_seed=(workload_seed + number) % (MAX_SEED + 1),
     )
     problems = check_spec(spec, applications, slots)
-    if not 0 <= fields.at_s < math.inf:
-        problems.append(f"at_s {fields.at_s}: allowed: finite, 0 or more")
+    problems += _range_problems("at_s", fields.at_s, 0, MAX_TIME_S)
     if problems:
         raise WorkloadError("; ".join(problems))
     return Arrival(at_s=fields.at_s, spec=spec)

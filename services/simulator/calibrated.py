@@ -394,7 +394,7 @@ class CalibratedWorld:
         config = batch_config(job.spec.batch_size, replicas, job.spec)
         whole, rest = divmod(replicas, self._slots)
         placement = (*(whole * [self._slots]), *([rest] if rest else []))
-        return job.training.measured.step_s(placement, config.atomic_batch, config.accumulation)
+        return job.training.measured.mean_step_s(placement, config.atomic_batch, config.accumulation)
 
     def remaining_steps(self, job_id: str) -> float:
         return self.jobs[job_id].training.remaining_steps()

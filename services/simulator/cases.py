@@ -7,7 +7,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
@@ -19,8 +19,8 @@ import workloads
 from common.config import load_config
 from common.eventlog import EventLogError, EventLogWriter
 from common.goodput.memory import Memory
-from common.lifecycle import UserError
-from common.types import Node, Struct
+from common.lifecycle import EXIT_FAILED, UserError
+from common.types import ApplicationSpec, Node, Struct
 from services.scheduler.policies import OWN, UnknownPolicy, make_policy
 from services.scheduler.policies.interface import Policy
 from services.simulator.driver import Log, Plan, Simulation
@@ -32,6 +32,12 @@ from workloads.measured import PROFILES, read_machine, read_profiles
 from workloads.tables import read_table
 from workloads.tasks import applications
 from workloads.traces import Arrival, Workload, read_workload
+
+
+class LogLost(UserError):
+    """The log of a run could not be written while it was simulated: nothing that was wrong before."""
+
+    exit_code = EXIT_FAILED
 
 
 class Cluster(Struct, frozen=True):
@@ -187,28 +193,39 @@ def _policy(case: Case) -> Policy:
 
 
 def make_world(case: Case, policy: Policy) -> World:
-    """Raises UserError. A world is imported here so that the others need not be loaded."""
+    """Raises UserError."""
+    return _world_maker(case, policy)()
+
+
+def _world_maker(case: Case, policy: Policy) -> Callable[[], World]:
+    """Makes new worlds of what is read once. Raises UserError. A world is imported here so that the others
+    need not be loaded."""
     given: dict[str, Any] = {} if case.restart_s is None else {"restart_s": case.restart_s}
     errors = Errors(times=case.times_error, noise=case.noise_error, seed=case.seed)
     memory = Memory() if case.memory else None
     if case.world == "synthetic":
         from services.simulator.synthetic import SyntheticWorld
 
-        return SyntheticWorld(seed=case.seed, slots=case.slots, **given)
+        return partial(SyntheticWorld, seed=case.seed, slots=case.slots, **given)
     if case.world == "calibrated":
         from services.simulator.calibrated import CalibratedWorld
 
         folder = case.profiles or PROFILES
         if case.slots > (most := read_machine(folder).slots):
             raise UserError(f"slots {case.slots}: allowed in calibrated: 1 to {most}, as were measured")
-        profiles = read_profiles(folder, applications(load_config(os.environ).applications.modules))
-        world = CalibratedWorld(profiles, cluster(case), errors=errors, memory=memory, **given)
-        if case.restart_penalty_s is not None:
-            world.restart_s = case.restart_penalty_s
-        return world
+        profiles, its_nodes = read_profiles(folder, _known()), cluster(case)
+
+        def calibrated() -> World:
+            world = CalibratedWorld(profiles, its_nodes, errors=errors, memory=memory, **given)
+            if case.restart_penalty_s is not None:
+                world.restart_s = case.restart_penalty_s
+            return world
+
+        return calibrated
     from services.simulator.osdi21 import Osdi21World
 
-    return Osdi21World(
+    return partial(
+        Osdi21World,
         traces_in(case.traces),
         adapts=getattr(policy, "statistical", False),
         models=case.out is not None or getattr(policy, "uses_profiles", True),
@@ -227,7 +244,21 @@ def make_workload(case: Case, world: World) -> Workload:
 
         return generate(case.jobs, case.seed, case.nodes * case.slots)
     read = read_workload if case.workload.suffix == ".toml" else read_table
-    return read(case.workload, world.applications)
+    if case.world != "calibrated":
+        return read(case.workload, world.applications)
+    workload = read(case.workload, _known())
+    for spec in (row.spec for row in workload.rows):
+        if spec.application not in world.applications:
+            raise UserError(
+                f"{case.workload}: job {spec.id!r}: application {spec.application!r}: not in the profiles "
+                f"{case.profiles or PROFILES}; `coadapt calibrate` measures it"
+            )
+    return workload
+
+
+def _known() -> dict[str, ApplicationSpec]:
+    """All applications, whether they were measured or not."""
+    return applications(load_config(os.environ).applications.modules)
 
 
 def alone_in(case: Case) -> Isolated:
@@ -251,8 +282,7 @@ def alone_in(case: Case) -> Isolated:
 
 @lru_cache(maxsize=4)
 def _alone_in(case: Case) -> Isolated:
-    world = make_world(case, make_policy(case.policy))
-    return Isolated(world, cluster(case), case.round_s)
+    return Isolated(_world_maker(case, make_policy(case.policy)), cluster(case), case.round_s)
 
 
 def cluster(case: Case) -> list[Node]:
@@ -299,9 +329,9 @@ def _log(case: Case) -> Iterator[Log | None]:
             writer.close()
         draft.rename(case.out / case.run_id)
     except OSError as error:
-        raise UserError(f"--out {case.out}: cannot be written: {error.strerror}") from error
+        raise LogLost(f"--out {case.out}: cannot be written: {error.strerror}") from error
     except EventLogError as error:
-        raise UserError(f"--out {case.out}: {error}") from error
+        raise LogLost(f"--out {case.out}: {error}") from error
 
 
 def every_policy(given: Sequence[str]) -> list[str]:

@@ -29,6 +29,7 @@ from common.protocol import (
 from common.types import JobSpec, Node
 from services.scheduler.commands import Emit, SendOrders, WantRound
 from services.scheduler.core import KEPT, SchedulerCore, Settings
+from services.scheduler.decisions import no_decision
 from services.scheduler.policies.interface import Policy
 from services.scheduler.state import State, orders_of
 from services.simulator.world import COLLECTOR, Happening, World
@@ -38,8 +39,8 @@ SCHEDULER = "scheduler"
 INCARNATION = "simulated"
 STALLED_ROUNDS = 1000
 STALLED_RESTARTS = 10
-"""So many rounds in a row, and seconds as of so many restarts, in which no job gets on: they never will. Nor
-when there are so many rounds at one instant."""
+"""So many rounds in a row, and seconds as of so many restarts and starts, in which no job gets on: they never
+will. Nor when there are so many rounds at one instant."""
 MAX_ROUNDS = 1_000_000
 MAX_NAMED = 10
 """So many of the jobs of a run that is given up are named."""
@@ -89,6 +90,7 @@ class Simulation:
             seed=plan.seed, restart_penalty_s=world.restart_s, max_failures=3, leave_timeout_s=math.inf
         )
         self.core = SchedulerCore(policy, world.applications, settings, world.oracle)
+        self.no_decision = f"{KEPT}{no_decision(policy.name)}"
         self.run_so_far = Run(State(run_id=plan.run_id))
         self.now_s = 0.0
         self.to_come: list[tuple[float, int, JobSpec | Happening]] = []
@@ -115,8 +117,10 @@ class Simulation:
                 version=__version__,
             ),
         )
-        for node in plan.nodes:
-            self.feed(RegisterAgent(node=node, incarnation=INCARNATION))
+        # Each asks that orders be sent to all: once is enough, and many nodes would take quadratic time.
+        asked = [self.act(RegisterAgent(node=node, incarnation=INCARNATION)) for node in plan.nodes]
+        if any(asked):
+            self.send_orders()
         for arrival in plan.arrivals:
             self.expect(arrival.at_s, arrival.spec)
         self.round_wanted = ""
@@ -187,7 +191,7 @@ class Simulation:
             self.instant_s, self.instant_rounds = self.now_s, 0
         self.instant_rounds += 1
         idle_s = self.now_s - self.idle_since_s
-        if self.idle_rounds > STALLED_ROUNDS and idle_s > STALLED_RESTARTS * self.world.restart_s:
+        if self.idle_rounds > STALLED_ROUNDS and idle_s > self._stalled_s():
             problem = f"no job got on for {idle_s:g} s"
         elif self.instant_rounds > STALLED_ROUNDS:
             problem = f"there were more than {STALLED_ROUNDS} rounds at this instant"
@@ -200,8 +204,18 @@ class Simulation:
         more = f"; and {len(state.jobs) - MAX_NAMED} more" if len(state.jobs) > MAX_NAMED else ""
         self.run_so_far.stalled = f"given up at {self.now_s:g} s, when {problem}: {waiting}{more}"
 
+    def _stalled_s(self) -> float:
+        """No job need get on for so long: with short rounds that is many of them."""
+        fixed_s = max((self.world.fixed_s(job.spec) for job in self.state.jobs.values()), default=0.0)
+        return STALLED_RESTARTS * (self.world.restart_s + fixed_s)
+
     def feed(self, given: CoreInput) -> None:
-        """Let the core act on an input at the present time, and carry out its commands."""
+        """Let the core act on an input at the present time, and the world on the orders that it sends."""
+        if self.act(given):
+            self.send_orders()
+
+    def act(self, given: CoreInput) -> bool:
+        """Carry out what the core commands, but for orders: whether there are any to be sent."""
         start_s = self.clock()
         self.run_so_far.state, commands = self.core.step(self.state, given, self.now_s)
         took_s = self.clock() - start_s
@@ -212,7 +226,7 @@ class Simulation:
                     if isinstance(event, RoundDecided):
                         self.run_so_far.decisions_s.append(took_s)
                         why = next(iter(event.reasons.values()))
-                        if why.startswith(KEPT):
+                        if why.startswith(self.no_decision):
                             self.run_so_far.undecided.append(why)
                         if event.value is not None and event.bound is not None:
                             self.run_so_far.decided.append((event.value, event.bound))
@@ -225,9 +239,11 @@ class Simulation:
                     send = True
                 case _:
                     pass
-        if send:
-            for happening in self.world.apply(orders_of(self.state), self.now_s):
-                self.expect(happening.t_s, happening)
+        return send
+
+    def send_orders(self) -> None:
+        for happening in self.world.apply(orders_of(self.state), self.now_s):
+            self.expect(happening.t_s, happening)
 
     def publish(self, source: str, event: Event) -> None:
         if self.log is None:

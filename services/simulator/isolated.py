@@ -10,7 +10,7 @@ makes longer. Slots that a job cannot use it leaves.
 """
 
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 
 import numpy as np
 
@@ -35,13 +35,15 @@ ENDS = (TargetReached, JobRaised)
 
 
 class Isolated:
-    """Times of jobs alone. `world` is one of its own, in which jobs adapt their batch where that is theirs to
-    do; jobs of one `World.kind` are simulated once for each number of slots."""
+    """Times of jobs alone, in worlds in which they adapt their batch where that is theirs to do; jobs of one
+    `World.kind` are simulated once for each number of slots. Each simulation has a new world of
+    `make_world`, so that no time depends on which ones were asked for before."""
 
-    def __init__(self, world: World, nodes: Sequence[Node], round_s: float) -> None:
-        self.world, self.nodes, self.round_s = world, nodes, round_s
+    def __init__(self, make_world: Callable[[], World], nodes: Sequence[Node], round_s: float) -> None:
+        self.make_world, self.nodes, self.round_s = make_world, nodes, round_s
+        self.world = make_world()
+        """Only asked about jobs: none runs in it."""
         self.slots = sum(node.slots for node in nodes)
-        self._now_s = 0.0
         self._runs_s: dict[tuple[Hashable, int], float] = {}
 
     def time_s(self, spec: JobSpec, submitted_s: float, share: float) -> float:
@@ -70,23 +72,31 @@ class Isolated:
         """Seconds from its start to its verified end; infinity where it has none."""
         row = Board([node.slots for node in self.nodes]).pack(replicas)
         assert row is not None, "no more replicas than slots"
-        allocation = to_allocation(row, self.nodes)
+        return _Alone(self.make_world(), self.round_s).run_s(spec, to_allocation(row, self.nodes), replicas)
+
+
+class _Alone:
+    """One simulation."""
+
+    def __init__(self, world: World, round_s: float) -> None:
+        self.world, self.round_s = world, round_s
+        self._now_s = 0.0
+
+    def run_s(self, spec: JobSpec, allocation: Allocation, replicas: int) -> float:
         self.world.complete(spec)
-        start_s, generation, former = self._now_s, 0, None
+        generation, former = 0, None
         end: Happening | None = None
         for number in range(1, MAX_ROUNDS + 1):
             config = _best_config(spec, allocation, replicas, self.world.profiles((spec.id,)))
             if config != former:
                 generation, former = generation + 1, config
                 self.world.apply(self._orders(spec, generation, allocation, config), self._now_s)
-            end = self._wait_for(ENDS, start_s + number * self.round_s)
+            end = self._wait_for(ENDS, number * self.round_s)
             if end:
                 break
-        end_s = math.inf
         if end and isinstance(end.what, TargetReached):
-            end_s = self._verify(spec, generation + 1, end.what, allocation[0].node, end.t_s)
-        self.world.apply(self._orders(spec, generation + 2, (), None), self._now_s)
-        return end_s - start_s
+            return self._verify(spec, generation + 1, end.what, allocation[0].node, end.t_s)
+        return math.inf
 
     def _wait_for(self, kinds: tuple[type, ...], until_s: float) -> Happening | None:
         """The first fact of these kinds, up to then."""
@@ -110,24 +120,19 @@ class Isolated:
         done = at_once[0] if at_once else self._wait_for((VerificationDone,), math.inf)
         return done.t_s if done else math.inf
 
-    def _orders(
-        self, spec: JobSpec, generation: int, allocation: Allocation, config: JobConfig | None
-    ) -> Orders:
-        jobs: tuple[JobOrder, ...] = ()
-        if config:
-            order = JobOrder(
-                spec=spec,
-                generation=generation,
-                group=1,
-                allocation=allocation,
-                config=config,
-                store_host="",
-                store_port=0,
-                checkpoint="",
-                leaving=(),
-            )
-            jobs = (order,)
-        return Orders(run_id="isolated", version=generation, jobs=jobs, verifications=())
+    def _orders(self, spec: JobSpec, generation: int, allocation: Allocation, config: JobConfig) -> Orders:
+        order = JobOrder(
+            spec=spec,
+            generation=generation,
+            group=1,
+            allocation=allocation,
+            config=config,
+            store_host="",
+            store_port=0,
+            checkpoint="",
+            leaving=(),
+        )
+        return Orders(run_id="isolated", version=generation, jobs=(order,), verifications=())
 
 
 def _best_config(

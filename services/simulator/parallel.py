@@ -1,16 +1,28 @@
 """Many simulations in several processes, with a bar on a terminal and lines elsewhere."""
 
 import os
+import signal
 import sys
 import time
+import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING
+
+from common.lifecycle import EXIT_FAILED, UserError
 
 if TYPE_CHECKING:
     from services.simulator.cases import Case
     from services.simulator.results import Result
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+class WorkerLost(UserError):
+    """A process that simulated was ended."""
+
+    exit_code = EXIT_FAILED
 
 
 def one_thread_each() -> None:
@@ -26,7 +38,7 @@ def simulated(
     """Results in the order of the cases, each as soon as it and all before it are there. Off a terminal a
     line a run, but none within `line_every_s` after another.
 
-    Raises UserError for what the user of a case got wrong."""
+    Raises UserError for what the user of a case got wrong, and WorkerLost."""
     from services.simulator.cases import simulate
 
     wanted = min(processes or len(os.sched_getaffinity(0)), len(cases))
@@ -35,12 +47,36 @@ def simulated(
         return
     from joblib import Parallel, delayed
     from joblib.externals.loky import get_reusable_executor
+    from joblib.externals.loky.process_executor import TerminatedWorkerError
 
+    warnings.filterwarnings("ignore", module="joblib")  # of an interrupt, and of processes that are lost
     parallel = Parallel(n_jobs=wanted, return_as="generator")
+    missing = len(cases)
     try:
-        yield from _shown(parallel(delayed(simulate)(case) for case in cases), len(cases), line_every_s)
+        with _interrupts_wait():
+            results = parallel(delayed(simulate)(case) for case in cases)
+        for result in _shown(results, len(cases), line_every_s):
+            missing -= 1
+            yield result
+    except TerminatedWorkerError as error:
+        raise WorkerLost(
+            f"a process that simulated was ended from outside (for want of memory? -j 1 takes less): "
+            f"{missing} of {len(cases)} runs are missing"
+        ) from error
     finally:  # else its processes wait for more to do, and hold what they inherited
-        get_reusable_executor().shutdown(kill_workers=True)
+        get_reusable_executor(reuse=True).shutdown(kill_workers=True)
+
+
+@contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Until the end of the block. Processes started in it never hear of Ctrl-C, which would have each print a
+    traceback: this one hears of it, and ends them."""
+    resource_tracker.ensure_running()  # its start ends with interrupts unblocked
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
 def _shown(results: "Iterator[Result]", count: int, line_every_s: float) -> "Iterator[Result]":

@@ -57,7 +57,7 @@ class Training:
         total = min(batch, measured.spec.examples - self.cursor)
         atomic = math.ceil(total / (replicas * (config.accumulation + 1)))
         placement = tuple(placement.replicas for placement in order.allocation)
-        step_s = measured.step_s(placement, atomic, config.accumulation) * measured.costs.step_overhead
+        step_s = measured.mean_step_s(placement, atomic, config.accumulation)
         scale = max(total / self.spec.min_batch_size, 1.0)
         return Step(step_s, total, _gain(measured.statistics(batch, self.progress), scale))
 

@@ -27,7 +27,7 @@ def test_a_job_alone_takes_what_the_calibrated_world_says_on_the_nodes_of_its_ru
     job = run.run.jobs["job-0"]
     nodes = [node for model in modelled._models.values() for node in model.nodes]
     assert [(node.name, node.slots) for node in nodes] == [("n0", 2)]
-    alone = Isolated(CalibratedWorld(modelled.profiles, nodes), nodes, round_s=2.0)
+    alone = Isolated(lambda: CalibratedWorld(modelled.profiles, nodes), nodes, round_s=2.0)
     assert time_s(job, 1.5) == alone.time_s(job.spec, job.submitted_s, 1.5)
     slower, faster = time_s(job, 1.0), time_s(job, 2.0)
     assert slower is not None

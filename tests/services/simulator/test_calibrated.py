@@ -396,7 +396,7 @@ def test_alone_a_job_takes_as_long_as_it_did_when_it_was_alone(profiles) -> None
     run_s = simulate(profiles, make_policy("pollux"), [job], nodes=ONE_SLOT).jct_s()
     world = CalibratedWorld(profiles, ONE_SLOT)
     spec = complete_spec(job, world.applications, "a", 0)
-    isolated = Isolated(world, ONE_SLOT, 2.0)
+    isolated = Isolated(lambda: CalibratedWorld(profiles, ONE_SLOT), ONE_SLOT, 2.0)
     alone_s = isolated.time_s(spec, 0.0, 1.0)
     assert alone_s == pytest.approx(run_s, rel=0.02)
     fixed_s = START_S + VERIFY_S
@@ -409,6 +409,23 @@ def test_alone_a_job_takes_as_long_as_it_did_when_it_was_alone(profiles) -> None
     assert world.kind(other) == world.kind(spec)
     hopeless = complete_spec(digits(max_progress=50.0), applications(), "c", 0)
     assert isolated.time_s(hopeless, 0.0, 1.0) == math.inf
+
+
+def test_what_a_job_takes_alone_does_not_depend_on_what_was_asked_before(profiles) -> None:
+    nodes = [Node(name="n", slots=4, slot_speed=1.0)]
+    applications = CalibratedWorld(profiles, nodes).applications
+    asked = [
+        (complete_spec(digits(application=name), applications, name, 0), share)
+        for name in ("digits-cnn", "matfac")
+        for share in (1.0, 3.0, 4.0)
+    ]
+    times_s = []
+    for order in (asked, asked[::-1]):
+        isolated = Isolated(lambda: CalibratedWorld(profiles, nodes), nodes, 2.0)
+        times_s.append(
+            {(spec.application, share): isolated.time_s(spec, 0.0, share) for spec, share in order}
+        )
+    assert times_s[0] == times_s[1]
 
 
 # --------------------------------------------------------------------------- whatever happens

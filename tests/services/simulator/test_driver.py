@@ -14,6 +14,7 @@ from analysis.load import replay
 from analysis.metrics import summary
 from common.eventlog import EventLogWriter, encode_line, read_events
 from common.protocol import (
+    AgentJoined,
     EventRecord,
     JobCompleted,
     JobRefused,
@@ -22,7 +23,7 @@ from common.protocol import (
     RoundDecided,
     RunEnded,
 )
-from common.types import JobState, Node
+from common.types import JobSpec, JobState, Node
 from services.scheduler.policies import make_policy
 from services.scheduler.policies.interface import ClusterView, Decision, Policy
 from services.simulator.driver import Plan, Run, Simulation
@@ -197,6 +198,30 @@ def test_jobs_that_can_never_end_are_given_up_with_the_reason() -> None:
     assert verdict.ok, verdict.findings
 
 
+def test_a_start_that_lasts_many_short_rounds_is_waited_for() -> None:
+    class Starting(Countdown):
+        def fixed_s(self, spec: JobSpec) -> float:
+            return 20.0
+
+    run, records = drive([Arrival(at_s=0.0, spec=make_spec("a"))], Starting({"a": 25.0}), round_s=0.01)
+    assert not run.stalled
+    assert len(events(records, JobCompleted)) == 1
+
+
+def test_orders_go_to_the_world_once_however_many_nodes_register() -> None:
+    class Counting(Countdown):
+        applied = 0
+
+        def apply(self, orders: Orders, now_s: float) -> Sequence[Happening]:
+            self.applied += 1
+            return super().apply(orders, now_s)
+
+    world = Counting({})
+    _, records = drive([], world)
+    assert world.applied == 1
+    assert len(events(records, AgentJoined)) == len(NODES)
+
+
 class AtOnce(Countdown):
     """Saves take no time, so that each one is followed by a round at the same instant."""
 
@@ -229,6 +254,19 @@ def test_rounds_in_which_a_policy_fails_change_nothing_and_are_told() -> None:
     assert set(run.undecided) == {
         "kept as it was: policy 'raises' gave no valid decision: ZeroDivisionError: by zero"
     }
+
+
+def test_what_a_policy_says_of_a_job_it_keeps_is_not_taken_for_a_failure() -> None:
+    class Keeps:
+        name = "keeps"
+
+        def decide(self, view: ClusterView, memory: Any, seed: int) -> Decision:
+            decision = make_policy("fixed").decide(view, memory, seed)
+            reasons = dict.fromkeys(decision.reasons, "kept as it was: no better place")
+            return Decision(allocations=decision.allocations, configs=decision.configs, reasons=reasons)
+
+    run, _ = drive([Arrival(at_s=0.0, spec=make_spec("a"))], Countdown({"a": 5.0}), Keeps())
+    assert not run.undecided
 
 
 def test_a_job_that_is_impossible_is_refused_and_the_rest_go_on() -> None:

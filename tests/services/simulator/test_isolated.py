@@ -20,7 +20,8 @@ def test_the_mean_number_of_jobs_active_in_a_life_counts_the_job_itself() -> Non
 
 
 def test_alone_a_job_takes_what_is_between_whole_numbers_of_slots_and_longer_on_less_than_one() -> None:
-    isolated = Isolated(SyntheticWorld(seed=2), [Node(name="n", slots=4, slot_speed=1.0)], round_s=60.0)
+    one_node = [Node(name="n", slots=4, slot_speed=1.0)]
+    isolated = Isolated(lambda: SyntheticWorld(seed=2), one_node, round_s=60.0)
     fields = JobFields(application="medium", id="a", replicas=2, batch_size=64)
     spec = complete_spec(fields, APPLICATIONS, "a", 0)
     one_s, two_s = isolated.time_s(spec, 60.0, 1.0), isolated.time_s(spec, 60.0, 2.0)

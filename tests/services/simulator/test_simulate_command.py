@@ -1,6 +1,7 @@
 """`coadapt simulate`: what it prints, what it keeps, and what it refuses."""
 
 import json
+import re
 import resource
 import signal
 import subprocess
@@ -132,7 +133,7 @@ def test_a_run_that_cannot_be_written_leaves_nothing_and_can_be_run_again(
         code, _, err = simulate(*arguments)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, former)
-    assert code == 2
+    assert code == 1
     assert "cannot be written: File too large" in err
     assert [path.name for path in out.iterdir()] == [LOCK_FILE]
     assert simulate(*arguments)[0] == 0
@@ -319,6 +320,24 @@ def test_what_is_wrong_with_a_calibrated_run_is_one_line(
     assert (code, out) == (2, "")
     assert complaint in err
     assert len(err.splitlines()) == 1
+
+
+def test_an_application_without_a_profile_is_told_from_one_that_is_not_there(
+    simulate, calibrated, tmp_path: Path
+) -> None:
+    folder = tmp_path / "profiles"
+    machine = folder / "machine.toml"
+    machine.write_text(re.sub(r"\[applications\.matfac\][^\[]*", "", machine.read_text()))
+    workload = tmp_path / "one.toml"
+    for name, complaint in (
+        ("matfac", f"application 'matfac': not in the profiles {folder}; `coadapt calibrate` measures it"),
+        ("nothing", "application 'nothing': no such application; allowed: "),
+    ):
+        workload.write_text(f'[[job]]\napplication = "{name}"\n')
+        code, _, err = simulate("--workload", workload, "--policy", "fixed", *calibrated)
+        assert code == 2
+        assert complaint in err
+        assert len(err.splitlines()) == 1
 
 
 def test_a_workload_that_cannot_be_read_is_told_before_the_first_of_many_runs(

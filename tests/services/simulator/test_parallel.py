@@ -1,0 +1,34 @@
+"""Runs in several processes: what becomes of them when one is ended, or the user interrupts."""
+
+import os
+import signal
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from services.simulator.parallel import WorkerLost, simulated
+from tests.services.simulator.test_synthetic import case
+
+CASES = [case("fixed", jobs=1, seed=seed) for seed in (1, 2, 3)]
+
+
+def test_a_process_that_is_ended_is_told_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.simulator.cases.simulate", lambda _: os._exit(1))
+    with pytest.raises(WorkerLost, match=r"ended from outside .*-j 1 takes less.*: 3 of 3 runs are missing"):
+        list(simulated(CASES, 2))
+    assert WorkerLost.exit_code == 1
+
+
+def test_only_the_process_that_started_the_others_hears_of_an_interrupt(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def blocked(case: Any) -> SimpleNamespace:
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        return SimpleNamespace(run_id=case.run_id, mean_jct_s=None, cpu_s=0.0, mask=mask)
+
+    monkeypatch.setattr("services.simulator.cases.simulate", blocked)
+    results: list[Any] = list(simulated(CASES, 2))
+    assert [result.run_id for result in results] == [case.run_id for case in CASES]
+    assert all(signal.SIGINT in result.mask for result in results)
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ())
