@@ -202,7 +202,14 @@ class Processes:
         except (EOFError, OSError):
             self._lose_store()
             return
-        store.handle = psutil.Process(store.process.pid)
+        # The store may answer before the thread that starts it has learnt its pid.
+        assert self._launcher is not None
+        self._launcher.join()
+        try:
+            store.handle = psutil.Process(store.process.pid)
+        except psutil.NoSuchProcess:
+            self._lose_store()
+            return
         self._loop.on_fd(store.process.sentinel, self._lose_store)
         self._on_store(port)
 

@@ -1,9 +1,11 @@
 """Child processes of the agent: start, pipes, the stop ladder, and what is left behind (nothing)."""
 
+import multiprocessing.forkserver
 import os
 import signal
 import socket
 import statistics
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from tests.services.child_bodies import echo, exit_with, ignore_everything, talk
 
 GRACE_S = 0.5
 PATIENCE_S = 45.0
+LATE_S = 0.3
 
 
 class Host:
@@ -213,7 +216,7 @@ def test_when_the_forkserver_dies_everything_ends_and_can_be_prepared_anew(
     host.until(lambda: bool(host.said("c")))
 
 
-def test_when_the_store_dies_the_agent_is_told_once(host: Host) -> None:
+def kill_store(host: Host) -> None:
     broken, port = host.broken, host.ports[-1]
     store = next(
         process
@@ -222,5 +225,26 @@ def test_when_the_store_dies_the_agent_is_told_once(host: Host) -> None:
     )
     store.kill()
     host.until(lambda: host.broken > broken)
+
+
+def test_when_the_store_dies_the_agent_is_told_once(host: Host) -> None:
+    broken = host.broken
+    kill_store(host)
     host.prepare()
     assert host.broken == broken + 1
+
+
+def test_a_store_may_answer_before_its_pid_is_known(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    kill_store(host)
+    read_pid = multiprocessing.forkserver.read_signed
+
+    def read_pid_late(descriptor: int) -> int:
+        pid = read_pid(descriptor)
+        threading.Event().wait(LATE_S)
+        return int(pid)
+
+    monkeypatch.setattr("multiprocessing.forkserver.read_signed", read_pid_late)
+    host.prepare()
+    kill_store(host)  # and not the agent, which an unknown pid once stood for
+    monkeypatch.undo()
+    host.prepare()

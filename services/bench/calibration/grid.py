@@ -17,7 +17,7 @@ from services.bench.calibration.plan import Placed, Point, point
 from services.bench.cluster import Cluster, endless
 
 NODES = ("node-1", "node-2")
-MIN_SAMPLES, MIN_STEPS = 2, 12
+MIN_SAMPLES, MIN_STEPS = 3, 12
 """Of a point, all of them timed."""
 POINT_S = 8.0
 """After which a point is what has been seen of it."""
