@@ -29,7 +29,8 @@ demo: $(INSTALLED)
 experiment: $(INSTALLED)
 	@failed=0; \
 	for step in "experiment $(WHAT)" "experiment $(WHAT) --isolated" "compare $(RUNS) --out $(RESULTS)" \
-		"fidelity $(RUNS) --out $(RESULTS)" "sensitivity --world calibrated --out $(RESULTS)"; \
+		"fidelity $(RUNS) --out $(RESULTS)" "fidelity $(RUNS) --own-steps --out $(RESULTS)" \
+		"sensitivity --world calibrated --out $(RESULTS)"; \
 	do \
 		echo "coadapt $$step"; $(BIN)/coadapt $$step; code=$$?; \
 		if [ $$code -gt 1 ]; then exit $$code; elif [ $$code -eq 1 ]; then failed=1; fi; \

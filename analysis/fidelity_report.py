@@ -14,14 +14,14 @@ TICKS_S = [factor * 10**power for power in range(-2, 6) for factor in (1, 2, 3, 
 APPLICATION_MEASURES = ("jct_s", "training_s", "step_s", "progress", "replicas", "batch", "rescales")
 
 
-def markdown(found: Fidelity) -> str:
-    """Every table of `fidelity.md`."""
+def markdown(found: Fidelity, note: str = "") -> str:
+    """Every table of `fidelity.md`; `note`: what else there is to know."""
     correlation = found.rank_correlation
     parts = [
         "# Simulator against reality\n",
         f"{found.runs} runs, {found.jobs} jobs that completed on both sides"
         + (f"; measured {found.date}" if found.date else "")
-        + ". An error is simulated / real - 1. Each run counts alike.\n",
+        + f". An error is simulated / real - 1. Each run counts alike.{note and ' ' + note}\n",
         "## Mean completion time, by policy\n",
         _table(
             ("policy", "real s", "simulated s", "error", "mean error of a job"),

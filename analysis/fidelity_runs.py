@@ -1,6 +1,7 @@
 """What real and simulated runs of the same names tell of each of their jobs."""
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from analysis.breakdown import Breakdown, breakdown
@@ -10,6 +11,7 @@ from analysis.metrics import batch_mean, replicas_mean, rescales
 from analysis.pairing import LeftOut
 from common.eventlog import EVENTS_FILE
 from common.types import JobConfig, Struct
+from workloads.measured import Measured
 
 
 class JobFigures(Struct, frozen=True):
@@ -104,3 +106,20 @@ def step_times(run: RunHistory) -> tuple[StepTime, ...]:
                 held[0] += sample.window_s
                 held[1] += sample.window_s * step_s
     return tuple(StepTime(*key, total / weight_s, weight_s) for key, (weight_s, total) in sums.items())
+
+
+def step_factors(
+    steps: Iterable[StepTime], profiles: Mapping[str, Measured]
+) -> tuple[tuple[str, float], ...]:
+    """By application, what its steps took over what was measured of the same configurations, each weighted by
+    the time that it was in use: how much slower the machine was than on the day of the profiles. Only groups
+    on one node without accumulation count, whose placements the samples tell. Nothing of an application
+    without any."""
+    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for step in steps:
+        measured = profiles.get(step.application)
+        if measured and step.nodes == 1 and not step.config.accumulation:
+            known_s = measured.step_s((step.replicas,), step.config.atomic_batch, 0)
+            sums[step.application][0] += step.weight_s * step.step_s / known_s
+            sums[step.application][1] += step.weight_s
+    return tuple((name, ratio / weight_s) for name, (ratio, weight_s) in sorted(sums.items()))

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from services.simulator.results import Result
 
 NAME = "fidelity"
+OWN_STEPS = "-own-steps"
+"""What the names of results and simulated runs end with whose step times are those of the runs themselves."""
 
 
 def fidelity(
@@ -30,6 +32,14 @@ def fidelity(
         Path | None,
         typer.Option(metavar="DIR", help=f"For {NAME}.json, {NAME}.md and {NAME}.svg, instead of DIR."),
     ] = None,
+    own_steps: Annotated[
+        bool,
+        typer.Option(
+            "--own-steps",
+            help="Scale the step times of the profiles, by application, to those that each run has shown: "
+            f"what is left is not the machine's speed of the day. Results are named {NAME}{OWN_STEPS}.",
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print what the JSON file holds, not the tables.")
     ] = False,
@@ -53,23 +63,38 @@ def fidelity(
     from analysis.experiment import gather
     from analysis.fidelity import compare_folders, encoded
     from analysis.fidelity_report import draw, markdown
-    from analysis.load import NoRuns
+    from analysis.fidelity_runs import step_factors, step_times
+    from analysis.load import NoRuns, read_log, replay
+    from common.eventlog import EVENTS_FILE
     from common.lifecycle import UserError, signals_raise
     from services.simulator.cases import check
     from services.simulator.parallel import simulated
     from services.simulator.twins import twin
+    from workloads.measured import PROFILES, read_profiles
+    from workloads.tasks import applications
 
     if out is not None:
         writable(out)
     place = experiment.resolve()
-    simulations = place.with_name(f"{place.name}-simulated")
+    name, scaled, of_profiles = NAME, "", {}
+    if own_steps:
+        name, of_profiles = NAME + OWN_STEPS, read_profiles(profiles or PROFILES, applications())
+        scaled = "Step times are scaled, by run and application, to those that the real run has shown."
+    simulations = place.with_name(f"{place.name}-simulated{name.removeprefix(NAME)}")
+
+    def factors(run: Path) -> tuple[tuple[str, float], ...]:
+        if not own_steps:
+            return ()
+        return step_factors(step_times(replay(read_log(run / EVENTS_FILE).records).run), of_profiles)
+
     try:
         runs = gather(place).runs
         if not runs:
             raise NoRuns(f"{experiment}: no run that counts")
         draft = Path(tempfile.mkdtemp(prefix=f".{simulations.name}-", dir=place.parent))
         try:
-            cases = [twin(place / run.name, profiles, draft) for run in runs]
+            folders = [place / run.name for run in runs]
+            cases = [twin(folder, profiles, draft, factors(folder)) for folder in folders]
             check(cases)
             with signals_raise():
                 results = list(simulated(cases, processes))
@@ -78,14 +103,14 @@ def fidelity(
             shutil.rmtree(draft, ignore_errors=True)
         found, pairs = compare_folders(place, simulations)
         results_in = out or place
-        (results_in / f"{NAME}.json").write_text(encoded(found), encoding="utf-8")
-        (results_in / f"{NAME}.md").write_text(markdown(found), encoding="utf-8")
-        draw(pairs, results_in / f"{NAME}.svg")
+        (results_in / f"{name}.json").write_text(encoded(found), encoding="utf-8")
+        (results_in / f"{name}.md").write_text(markdown(found, scaled), encoding="utf-8")
+        draw(pairs, results_in / f"{name}.svg")
     except NoRuns as error:
         raise UserError(str(error)) from error
     except OSError as error:
         raise UserError(f"{error.filename or place}: cannot be written: {error.strerror}") from error
-    print(encoded(found) if as_json else markdown(found), end="")
+    print(encoded(found) if as_json else markdown(found, scaled), end="")
     problems = [problem for result in results for problem in _problems(result)]
     for problem in problems:
         print(problem, file=sys.stderr)

@@ -96,13 +96,19 @@ def read_machine(folder: Path) -> Machine:
     return machine
 
 
-def read_profiles(folder: Path, applications: Mapping[str, ApplicationSpec]) -> dict[str, "Measured"]:
-    """The profiles of those of the applications that were measured, by name.
+def read_profiles(
+    folder: Path,
+    applications: Mapping[str, ApplicationSpec],
+    step_factors: Mapping[str, float] | None = None,
+) -> dict[str, "Measured"]:
+    """The profiles of those of the applications that were measured, by name. `step_factors`: what some of
+    them take for a step on another day, over what was measured.
 
     Raises UserError naming the file, the line and what is needed, also where there is none of them."""
     costs = read_machine(folder).applications
+    factors = step_factors or {}
     found = {
-        name: Measured(folder / name, spec, costs[name])
+        name: Measured(folder / name, spec, costs[name], factors.get(name, 1.0))
         for name, spec in applications.items()
         if name in costs
     }
@@ -246,9 +252,9 @@ class _Course(msgspec.Struct, frozen=True):
 class Measured:
     """An application as it was measured."""
 
-    def __init__(self, folder: Path, spec: ApplicationSpec, costs: Costs) -> None:
+    def __init__(self, folder: Path, spec: ApplicationSpec, costs: Costs, step_factor: float = 1.0) -> None:
         """Raises UserError."""
-        self.spec, self.costs = spec, costs
+        self.spec, self.costs, self.step_factor = spec, costs, step_factor
         self._times = StepTimes(folder)
         self.most_replicas = int(max(point[1] for point in self._times.points))
         """The largest group that was measured."""
@@ -259,12 +265,12 @@ class Measured:
 
     def times(self, placement: Placement, atomic: int) -> tuple[float, float]:
         """Seconds of the last pass of a step, and of the synchronisation that is part of it."""
-        step_s, sync_s, *_ = self._times.times(placement, atomic)
-        return step_s, sync_s
+        step_s, sync_s, _ = self._times.times(placement, atomic)
+        return self.step_factor * step_s, self.step_factor * sync_s
 
     def told_pass_s(self, placement: Placement, atomic: int) -> float:
         """Seconds of a pass that only accumulates, as its replicas tell it: in a group a burst."""
-        return self._times.times(placement, atomic)[2]
+        return self.step_factor * self._times.times(placement, atomic)[2]
 
     def pass_s(self, atomic: int) -> float:
         """Seconds of a pass that only accumulates, in the long run: that of one replica, also in a group."""

@@ -69,7 +69,8 @@ class Case(Struct, frozen=True):
 
     `profiles` is what the calibrated world is made of; without it, our own. Policies are told step times that
     are wrong by up to `times_error` (a fraction), and `noise_error` times the true noise scale (errors.py).
-    Arrivals are `load` times as dense."""
+    Arrivals are `load` times as dense. `step_factors`: by application, what a step takes over what was
+    measured."""
 
     label: str
     workload: Path | None
@@ -84,6 +85,7 @@ class Case(Struct, frozen=True):
     restart_s: float | None
     out: Path | None
     restart_penalty_s: float | None = None
+    step_factors: tuple[tuple[str, float], ...] = ()
     jobs: int = 0
     fairness: bool = False
     memory: bool = False
@@ -213,7 +215,8 @@ def _world_maker(case: Case, policy: Policy) -> Callable[[], World]:
         folder = case.profiles or PROFILES
         if case.slots > (most := read_machine(folder).slots):
             raise UserError(f"slots {case.slots}: allowed in calibrated: 1 to {most}, as were measured")
-        profiles, its_nodes = read_profiles(folder, _known()), cluster(case)
+        profiles = read_profiles(folder, _known(), dict(case.step_factors))
+        its_nodes = cluster(case)
 
         def calibrated() -> World:
             world = CalibratedWorld(profiles, its_nodes, errors=errors, memory=memory, **given)

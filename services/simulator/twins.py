@@ -35,7 +35,9 @@ class Twin(Case, frozen=True):
         return self.name
 
 
-def twin(run: Path, profiles: Path | None, out: Path) -> Twin:
+def twin(
+    run: Path, profiles: Path | None, out: Path, step_factors: tuple[tuple[str, float], ...] = ()
+) -> Twin:
     """Of the real run in that folder. Raises UserError where it lacks what has to be known, ran at another
     slot speed than the profiles were measured at, or with settings that cannot be simulated."""
     workload, config = run / WORKLOAD_FILE, _config(run / CONFIG_FILE)
@@ -74,6 +76,7 @@ def twin(run: Path, profiles: Path | None, out: Path) -> Twin:
         out=out,
         restart_penalty_s=config.scheduler.restart_penalty_s,
         memory=config.collector.memory,
+        step_factors=step_factors,
     )
 
 

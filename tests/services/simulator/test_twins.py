@@ -115,6 +115,27 @@ def test_simulated_runs_agree_with_themselves_and_are_made_anew_each_time(fideli
     }
 
 
+def test_a_run_may_be_simulated_at_the_speed_that_the_machine_had_in_it(fidelity, experiment) -> None:
+    place, profiles = experiment
+    for table in (*profiles.glob("*/placements.csv"), *profiles.glob("*/scalability.csv")):
+        header, *rows = (line.split(",") for line in table.read_text().splitlines())
+        slower = [[*row[:-2], *(str(1.25 * float(seconds)) for seconds in row[-2:])] for row in rows]
+        table.write_text("".join(",".join(row) + "\n" for row in (header, *slower)))
+
+    def errors(*options: str) -> dict[str, float]:
+        code, out, err = fidelity(place, "--profiles", profiles, "--json", "-j", 1, *options)
+        assert code == 0, err
+        return json.loads(out)["mean_jct_error"]
+
+    assert min(errors().values()) > 0.05
+    assert errors("--own-steps") == {
+        "fixed": pytest.approx(0.0, abs=0.01),
+        "pollux": pytest.approx(0.0, abs=0.01),
+    }
+    assert "Step times are scaled" in (place / "fidelity-own-steps.md").read_text()
+    assert "Step times are scaled" not in (place / "fidelity.md").read_text()
+
+
 def test_what_a_run_lacks_is_named(fidelity, experiment) -> None:
     place, profiles = experiment
     (place / "two-pollux-3" / "workload.toml").unlink()
