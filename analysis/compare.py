@@ -168,7 +168,7 @@ def main(argv: Sequence[str]) -> int:
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command()(compare)
     try:
-        return int(app(list(argv) or ["--help"], prog_name="compare", standalone_mode=False) or COMPLETE)
+        return int(app(list(argv), prog_name="compare", standalone_mode=False) or COMPLETE)
     except TyperException as error:
         text = error.format_message()
     except UserError as error:

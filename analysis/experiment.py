@@ -91,7 +91,7 @@ def gather(
     goes on. Raises NoRuns."""
     find_logs(place)  # says what is wrong with a place without runs
     if is_run(place):
-        raise NoRuns(f"{place}: is one run; compare wants a folder of runs, of two policies or more")
+        raise NoRuns(f"{place}: is one run; needed: the folder of runs that it lies in")
     runs: list[Run] = []
     out: list[LeftOut] = []
     starts: list[str] = []

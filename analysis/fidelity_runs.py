@@ -53,7 +53,12 @@ class Pair(Struct, frozen=True):
 def paired(experiment: Experiment, simulated: Path) -> Iterator[Pair | LeftOut]:
     """The runs of the experiment that count, with those in `simulated`, and what of both is left out."""
     yield from experiment.left_out
+    seen: dict[tuple[str, str, int], str] = {}
     for run in experiment.runs:
+        former = seen.setdefault((run.set, run.policy, run.seed), run.name)
+        if former != run.name:
+            yield LeftOut(run=run.name, why=f"set, policy and seed are those of {former}")
+            continue
         twin = simulated / run.name / EVENTS_FILE
         log = read_log(twin)
         histories = [replay(records).run for records in (read_log(experiment.log(run)).records, log.records)]

@@ -56,7 +56,7 @@ def fidelity(
     Each run's own workload, policy, seed, rounds and nodes are simulated into DIR-simulated, in the place of
     what a former call has left there.
 
-    Exit 1 when a simulated job failed, or a simulated run was given up."""
+    Exit 1 when a run was left out, a simulated job failed, or a simulated run was given up."""
     from services.simulator.parallel import one_thread_each
 
     one_thread_each()
@@ -114,7 +114,7 @@ def fidelity(
     problems = [problem for result in results for problem in _problems(result)]
     for problem in problems:
         print(problem, file=sys.stderr)
-    return int(bool(problems))
+    return int(bool(problems or found.left_out))
 
 
 def _replace(draft: Path, place: Path) -> None:

@@ -102,7 +102,7 @@ def sweeps(world: str) -> dict[str, Sweep]:
             title="exponent p of pollux's objective",
             points=tuple(
                 Point(f"{p:g}", parameters="" if p == POWER else f"power={p:g}", default=p == POWER)
-                for p in (-10.0, -4.0, -2.0, POWER, -0.5, 0.0, 0.5, 1.0)
+                for p in (-4.0, -2.0, POWER, -0.5, 0.0, 0.5, 1.0)
             ),
             policies=("pollux",),
             parametrised=("pollux",),

@@ -241,7 +241,8 @@ def test_numbers_after_a_name_are_parameters_of_the_policy() -> None:
         ("tiresias:threshold_slot_s=-1", "threshold_slot_s -1.0: allowed: finite slot-seconds above 0"),
         ("tiresias:threshold_slot_s=nan", "threshold_slot_s nan: allowed: finite slot-seconds above 0"),
         ("coadapt:delta=inf", "delta inf: allowed: -1 to 1"),
-        ("pollux:power=1e-9", "power 1e-09: allowed: 0, and 0.01 to 10 of either sign"),
+        ("pollux:power=-5", "power -5.0: allowed: 0, and 0.01 to 4 of either sign"),
+        ("pollux:power=1e-9", "power 1e-09: allowed: 0, and 0.01 to 4 of either sign"),
         ("fixed:speed=2", "'speed': no such parameter; allowed: none"),
         (
             "pollux:name=3",

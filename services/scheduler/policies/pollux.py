@@ -37,7 +37,8 @@ from services.scheduler.policies.search import Options, solve
 
 SPEEDUP_OFFSET = 1e-3
 """Keeps the power mean finite while jobs wait."""
-MIN_POWER, MAX_POWER = 0.01, 10.0
+MIN_POWER, MAX_POWER = 0.01, 4.0
+"""Of either sign. Below -4 the others have no digits left in a sum with a job that waits, 1e-3 ** p."""
 MIN_FACTOR = 0.01
 """The restart factor's floor. The formula gives 0 to a job that has just come, or that was restarted for
 longer than it exists, and then slots would be worth nothing to it; with the floor one that waits still gets

@@ -197,7 +197,7 @@ def test_an_impossible_job_is_told_and_the_others_are_simulated(simulate, table:
         ({"--workload": "x" * 5000}, "--workload xxx"),
         ({"--workload": "/dev/null"}, "/dev/null: not a regular file"),
         ({"--policy": "pollux:"}, "policy 'pollux:': '': no such parameter"),
-        ({"--policy": "pollux:power=nan"}, "power nan: allowed: 0, and 0.01 to 10 of either sign"),
+        ({"--policy": "pollux:power=nan"}, "power nan: allowed: 0, and 0.01 to 4 of either sign"),
         ({"--round-s": "nan"}, "'nan': allowed: 0.01 to 1000000 seconds"),
         ({"--round-s": "0"}, "'0': allowed: 0.01 to 1000000 seconds"),
         ({"--round-s": "1e-9"}, "'1e-9': allowed: 0.01 to 1000000 seconds"),
