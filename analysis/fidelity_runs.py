@@ -8,7 +8,7 @@ from analysis.breakdown import Breakdown, breakdown
 from analysis.experiment import Experiment
 from analysis.load import RunHistory, read_log, replay
 from analysis.metrics import batch_mean, replicas_mean, rescales
-from analysis.pairing import LeftOut
+from analysis.pairing import LeftOut, of_same_jobs
 from common.eventlog import EVENTS_FILE
 from common.types import JobConfig, Struct
 from workloads.measured import Measured
@@ -52,13 +52,10 @@ class Pair(Struct, frozen=True):
 
 def paired(experiment: Experiment, simulated: Path) -> Iterator[Pair | LeftOut]:
     """The runs of the experiment that count, with those in `simulated`, and what of both is left out."""
-    yield from experiment.left_out
-    seen: dict[tuple[str, str, int], str] = {}
-    for run in experiment.runs:
-        former = seen.setdefault((run.set, run.policy, run.seed), run.name)
-        if former != run.name:
-            yield LeftOut(run=run.name, why=f"set, policy and seed are those of {former}")
-            continue
+    counting, strangers = of_same_jobs(experiment.runs)
+    yield from (*experiment.left_out, *strangers)
+    names = {run.name for run in counting}
+    for run in (run for run in experiment.runs if run.name in names):
         twin = simulated / run.name / EVENTS_FILE
         log = read_log(twin)
         histories = [replay(records).run for records in (read_log(experiment.log(run)).records, log.records)]

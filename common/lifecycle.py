@@ -201,6 +201,20 @@ def signals_wait() -> Iterator[None]:
             signal.raise_signal(late)
 
 
+@contextlib.contextmanager
+def unheard(*numbers: int) -> Iterator[None]:
+    """Processes that the block starts never hear of these signals, nor do theirs; who starts them ends them.
+    Here a signal that comes meanwhile is heard at the end of the block."""
+    from multiprocessing import resource_tracker  # for the few that start processes
+
+    resource_tracker.ensure_running()  # its start would unblock them
+    former = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+
+
 # --------------------------------------------------------------------------- periodic tasks
 
 

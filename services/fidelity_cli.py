@@ -76,11 +76,11 @@ def fidelity(
     if out is not None:
         writable(out)
     place = experiment.resolve()
-    name, scaled, of_profiles = NAME, "", {}
+    suffix, scaled, of_profiles = "", "", {}
     if own_steps:
-        name, of_profiles = NAME + OWN_STEPS, read_profiles(profiles or PROFILES, applications())
+        suffix, of_profiles = OWN_STEPS, read_profiles(profiles or PROFILES, applications())
         scaled = "Step times are scaled, by run and application, to those that the real run has shown."
-    simulations = place.with_name(f"{place.name}-simulated{name.removeprefix(NAME)}")
+    name, simulations = NAME + suffix, place.with_name(f"{place.name}-simulated{suffix}")
 
     def factors(run: Path) -> tuple[tuple[str, float], ...]:
         if not own_steps:

@@ -15,10 +15,10 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Iterable
+from contextlib import ExitStack, closing
 from itertools import count
-from multiprocessing import forkserver, resource_tracker
+from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,7 +30,7 @@ import typer
 
 from common.codec import decode
 from common.config import TrainerConfig
-from common.lifecycle import signals_raise
+from common.lifecycle import signals_raise, unheard
 from common.protocol import JobRaised, ReplicaLost, ReplicaMessage, ReplicaOrder, ReplicaStart, TrainingSample
 from common.types import JobConfig
 from services.bench.cluster import WAIT_S, BenchError, endless
@@ -152,7 +152,7 @@ class Workshop:
         os.environ.update(ONE_THREAD)
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOADED)
-        with _interrupts_blocked():
+        with unheard(signal.SIGINT):
             forkserver.ensure_running()
         self._folder = Path(self._stack.enter_context(TemporaryDirectory(prefix="coadapt-bench-")))
         self._jobs = count(1)
@@ -276,18 +276,6 @@ class Group:
             process.join()
         for pipe in self.pipes:
             pipe.close()
-
-
-@contextmanager
-def _interrupts_blocked() -> Iterator[None]:
-    """A terminal's Ctrl-C is for this process, which ends the others: a forkserver that is started in here,
-    and all that it forks, do not hear of it."""
-    resource_tracker.ensure_running()  # its start would unblock them
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 
 
 def _cpu_clock(pid: int) -> int:

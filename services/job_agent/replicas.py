@@ -17,7 +17,7 @@ import signal
 import sys
 import termios
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import psutil
 
 from common.codec import decode
-from common.lifecycle import get_logger
+from common.lifecycle import get_logger, unheard
 from services.job_agent import entry
 
 PRELOADED = (
@@ -38,6 +38,8 @@ PRELOADED = (
 )
 READS_AT_ONCE = 64
 STORE = "store"
+STOP_SIGNALS = signal.SIGINT, signal.SIGTERM
+"""An agent ends what it has started, in its own order."""
 
 log = get_logger()
 
@@ -122,7 +124,7 @@ class Processes:
 
         def launch() -> None:
             try:
-                with _signals_blocked():
+                with unheard(*STOP_SIGNALS):
                     process.start()
             except (EOFError, OSError) as error:
                 log.error("the forkserver did not start the store", error=repr(error))
@@ -143,7 +145,7 @@ class Processes:
             target=target, args=(theirs, start, str(output)), name=name, daemon=True
         )
         try:
-            with _signals_blocked():
+            with unheard(*STOP_SIGNALS):
                 process.start()
         except (EOFError, ConnectionError):
             ours.close()
@@ -312,14 +314,3 @@ def _readable_bytes(fd: int) -> int:
 def _kill_forkserver() -> None:
     if _server._forkserver_pid is not None:
         os.kill(_server._forkserver_pid, signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def _signals_blocked() -> Iterator[None]:
-    """A forkserver that is started in here, and all of its children, have the stop signals blocked."""
-    resource_tracker.ensure_running()  # its start would unblock them
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, former)

@@ -6,11 +6,9 @@ import sys
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from multiprocessing import resource_tracker
 from typing import TYPE_CHECKING
 
-from common.lifecycle import EXIT_FAILED, UserError
+from common.lifecycle import EXIT_FAILED, UserError, unheard
 
 if TYPE_CHECKING:
     from services.simulator.cases import Case
@@ -53,7 +51,7 @@ def simulated(
     parallel = Parallel(n_jobs=wanted, return_as="generator")
     missing = len(cases)
     try:
-        with _interrupts_wait():
+        with unheard(signal.SIGINT):  # each would print a traceback
             results = parallel(delayed(simulate)(case) for case in cases)
         for result in _shown(results, len(cases), line_every_s):
             missing -= 1
@@ -65,18 +63,6 @@ def simulated(
         ) from error
     finally:  # else its processes wait for more to do, and hold what they inherited
         get_reusable_executor(reuse=True).shutdown(kill_workers=True)
-
-
-@contextmanager
-def _interrupts_wait() -> Iterator[None]:
-    """Until the end of the block. Processes started in it never hear of Ctrl-C, which would have each print a
-    traceback: this one hears of it, and ends them."""
-    resource_tracker.ensure_running()  # its start ends with interrupts unblocked
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, former)
 
 
 def _shown(results: "Iterator[Result]", count: int, line_every_s: float) -> "Iterator[Result]":

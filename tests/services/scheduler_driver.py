@@ -6,13 +6,14 @@ from common.protocol import (
     AgentSilent,
     CoreInput,
     Fact,
+    GenerationRunning,
     RegisterAgent,
     Reply,
     Report,
     RoundDue,
     SubmitJob,
 )
-from common.types import Allocation, ApplicationSpec, JobConfig, JobSpec, Node
+from common.types import Allocation, ApplicationSpec, JobConfig, JobSpec, Node, Placement
 from services.scheduler.commands import Answer, Command, Emit
 from services.scheduler.core import SchedulerCore, Settings
 from services.scheduler.policies.interface import ClusterView, Decision, Policy
@@ -123,3 +124,22 @@ class Driver:
 
     def events(self, kind: type[Kind]) -> list[Kind]:
         return [c.event for c in self.commands if isinstance(c, Emit) and isinstance(c.event, kind)]
+
+
+def two_nodes() -> Driver:
+    """Of four slots each, and a policy that does what the test tells it."""
+    driver = Driver(ScriptedPolicy())
+    driver.register(make_node("a", slots=4))
+    driver.register(make_node("b", slots=4))
+    return driver
+
+
+def placed(**replicas: int) -> tuple[Placement, ...]:
+    return tuple(Placement(node=node, replicas=count) for node, count in replicas.items())
+
+
+def run_job(driver: Driver, job_id: str = "job-1", **replicas: int) -> None:
+    driver.submit(make_spec(job_id))
+    driver.policy.give(job_id, placed(**(replicas or {"a": 1})), JobConfig(atomic_batch=16))
+    driver.round()
+    driver.fact(GenerationRunning(job_id=job_id, generation=driver.job(job_id).generation, progress=0.0))

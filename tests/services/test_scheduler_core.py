@@ -1,11 +1,5 @@
 """The scheduler's core, driven by hand-made inputs in memory."""
 
-import re
-from collections.abc import Callable
-from typing import Any
-
-import msgspec
-import numpy as np
 import pytest
 
 from common.protocol import (
@@ -34,39 +28,23 @@ from common.protocol import (
     VerificationDone,
     VerifierLost,
 )
-from common.types import JobConfig, JobProfile, JobState, Placement
+from common.types import JobConfig, JobProfile, JobState
 from services.scheduler.commands import Answer, SendOrders, WantRound
-from services.scheduler.core import KEPT
-from services.scheduler.decisions import no_decision
-from services.scheduler.policies.interface import Decision
 from services.scheduler.state import orders_of
-from tests.services.scheduler_driver import LEAVE_TIMEOUT_S, Driver, ScriptedPolicy, make_node, make_spec
-
-
-def placed(**replicas: int) -> tuple[Placement, ...]:
-    return tuple(Placement(node=node, replicas=count) for node, count in replicas.items())
+from tests.services.scheduler_driver import (
+    LEAVE_TIMEOUT_S,
+    Driver,
+    make_node,
+    make_spec,
+    placed,
+    run_job,
+    two_nodes,
+)
 
 
 @pytest.fixture
 def driver() -> Driver:
-    """Two nodes of four slots, and a policy that does what the test tells it."""
-    driver = Driver(ScriptedPolicy())
-    driver.register(make_node("a", slots=4))
-    driver.register(make_node("b", slots=4))
-    return driver
-
-
-def answer_with(driver: Driver, change: Callable[[Decision], Any]) -> None:
-    """Let the policy answer with what `change` makes of its decision."""
-    decide = driver.policy.decide
-    driver.policy.decide = lambda *given: change(decide(*given))
-
-
-def run_job(driver: Driver, job_id: str = "job-1", **replicas: int) -> None:
-    driver.submit(make_spec(job_id))
-    driver.policy.give(job_id, placed(**(replicas or {"a": 1})), JobConfig(atomic_batch=16))
-    driver.round()
-    driver.fact(GenerationRunning(job_id=job_id, generation=driver.job(job_id).generation, progress=0.0))
+    return two_nodes()
 
 
 def test_a_job_walks_from_submission_to_a_verified_completion(driver: Driver) -> None:
@@ -381,87 +359,6 @@ def test_a_report_of_an_unregistered_agent_is_refused(driver: Driver) -> None:
     driver.silence("a")
     fact = JobRaised(job_id="job-1", generation=1, reason="x")
     assert isinstance(driver.fact(fact), Refused)
-
-
-def test_a_wrong_decision_changes_nothing_and_is_told(driver: Driver) -> None:
-    run_job(driver, a=1)
-    driver.policy.give("job-1", placed(a=5), JobConfig(atomic_batch=16))
-    driver.round()
-    assert driver.job("job-1").allocation == placed(a=1)
-    assert "no valid decision" in driver.events(RoundDecided)[-1].reasons["job-1"]
-
-
-def test_a_policy_that_raises_changes_nothing_and_is_told(driver: Driver) -> None:
-    run_job(driver, a=1)
-
-    def broken(*_: object) -> Decision:
-        raise ZeroDivisionError("by design")
-
-    driver.policy.decide = broken  # type: ignore[method-assign]
-    driver.round()
-    assert driver.job("job-1").allocation == placed(a=1)
-    assert "ZeroDivisionError: by design" in driver.job("job-1").reason
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        ({"configs": {"job-1": JobConfig(atomic_batch=np.int64(16))}}, "configs: .* numpy.int64 is unsupp"),
-        ({"configs": {"job-1": JobConfig(atomic_batch=16.0)}}, "configs: Expected `int`, got `float`"),  # type: ignore[arg-type]
-        ({"allocations": {"job-1": placed(a=np.int32(1))}}, "allocations: .* numpy.int32 is unsupported"),
-        ({"allocations": {"job-1": placed(a=1.5)}}, "allocations: Expected `int`, got `float`"),  # type: ignore[arg-type]
-        ({"reasons": {"job-1": None}}, "reasons: Expected `str`, got"),
-        ({"reasons": {"job-1": 7}}, "reasons: Expected `str`, got `int`"),
-        ({"reasons": {"job-1": "\udcff"}}, "reasons: .* surrogates not allowed"),
-        ({"value": np.float64(0.5)}, "value: .* numpy.float64 is unsupported"),
-        ({"value": "high"}, "value: Expected `float | null`, got `str`"),
-        ({"value": float("nan")}, "value is nan; a finite number or None"),
-        ({"bound": float("inf")}, "bound is inf; a finite number or None"),
-    ],
-)
-def test_a_decision_of_other_types_changes_nothing_and_is_told(
-    driver: Driver, changes: dict[str, Any], problem: str
-) -> None:
-    run_job(driver, a=2)
-    answer_with(driver, lambda decision: msgspec.structs.replace(decision, memory="lost", **changes))
-    driver.round()
-    assert driver.job("job-1").allocation == placed(a=2)
-    assert driver.state.memory is None
-    event = driver.events(RoundDecided)[-1]
-    start = f"{KEPT}{no_decision('scripted')}"
-    assert re.match(f"{re.escape(start)}{problem}".replace("|", r"\|"), event.reasons["job-1"])
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(event), type=RoundDecided) == event
-
-
-def test_no_decision_at_all_changes_nothing_and_is_told(driver: Driver) -> None:
-    run_job(driver, a=2)
-    answer_with(driver, lambda _: None)
-    driver.round()
-    assert driver.job("job-1").allocation == placed(a=2)
-    assert "it is of type NoneType; needed: Decision" in driver.job("job-1").reason
-
-
-def test_a_failure_is_told_in_characters_that_a_log_takes(driver: Driver) -> None:
-    def broken(_: Decision) -> Decision:
-        raise ValueError("\udcff")
-
-    run_job(driver)
-    answer_with(driver, broken)
-    driver.round()
-    assert driver.job("job-1").reason.endswith(r"ValueError: \udcff")
-
-
-def test_lists_and_whole_numbers_are_taken_for_what_they_mean(driver: Driver) -> None:
-    run_job(driver, a=2)
-    memory = object()
-    changes: dict[str, Any] = {"allocations": {"job-1": []}, "value": 1, "memory": memory}
-    answer_with(driver, lambda decision: msgspec.structs.replace(decision, **changes))
-    driver.round()
-    event = driver.events(RoundDecided)[-1]
-    assert (event.allocations, event.reasons) == ({"job-1": ()}, {"job-1": "by script"})
-    assert isinstance(event.value, float)
-    assert driver.job("job-1").state is JobState.PREEMPTING
-    assert driver.state.memory is memory
 
 
 def test_attained_service_counts_slots_and_time(driver: Driver) -> None:

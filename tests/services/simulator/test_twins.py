@@ -1,6 +1,7 @@
 """`coadapt fidelity`: a run that was itself simulated is its own twin."""
 
 import json
+import shutil
 from functools import partial
 from pathlib import Path
 
@@ -134,6 +135,16 @@ def test_a_run_may_be_simulated_at_the_speed_that_the_machine_had_in_it(fidelity
     }
     assert "Step times are scaled" in (place / "fidelity-own-steps.md").read_text()
     assert "Step times are scaled" not in (place / "fidelity.md").read_text()
+
+
+def test_a_copy_of_a_run_is_left_out(fidelity, experiment) -> None:
+    place, profiles = experiment
+    shutil.copytree(place / "two-pollux-3", place / "two-pollux-3-copy")
+    code, out, _ = fidelity(place, "--profiles", profiles, "--json", "-j", 1)
+    found = json.loads(out)
+    assert (code, found["runs"]) == (1, 2)
+    why = "set, policy and seed are those of two-pollux-3"
+    assert found["left_out"] == [{"run": "two-pollux-3-copy", "why": why}]
 
 
 def test_what_a_run_lacks_is_named(fidelity, experiment) -> None:
