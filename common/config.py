@@ -77,7 +77,7 @@ class CollectorConfig(Struct, frozen=True):
 class AgentConfig(Struct, frozen=True):
     slots: Annotated[int, Meta(ge=0, le=4096)] = 4
     """Slots of a node; 0: one for every usable core."""
-    slot_speed: Fraction = 0.2
+    slot_speed: Fraction = 0.125
     """Fraction of a core that one slot is worth."""
     host: str = "127.0.0.1"
     """Address of this node for torch's own connections."""

@@ -301,7 +301,9 @@ class TrainingSample(Message, frozen=True):
     """What rank 0 of a job saw since its last sample, all in one configuration.
 
     Medians over the window's steps; steps right after a change are left out of the times, and `timed_steps`
-    says how many are in them (with 0, the times are 0). Totals count from the job's start."""
+    says how many are in them (with 0, the times are 0). A pass that only accumulates takes `accumulation_s`
+    (of a step without such passes: would take), the last pass of a step and all else in it `step_s`, the
+    all-reduce in that `sync_s`. Totals count from the job's start."""
 
     job_id: str
     generation: int

@@ -268,18 +268,14 @@ class Measured:
         step_s, sync_s, _ = self._times.times(placement, atomic)
         return self.step_factor * step_s, self.step_factor * sync_s
 
-    def told_pass_s(self, placement: Placement, atomic: int) -> float:
-        """Seconds of a pass that only accumulates, as its replicas tell it: in a group a burst."""
+    def pass_s(self, placement: Placement, atomic: int) -> float:
+        """Seconds of a pass that only accumulates."""
         return self.step_factor * self._times.times(placement, atomic)[2]
-
-    def pass_s(self, atomic: int) -> float:
-        """Seconds of a pass that only accumulates, in the long run: that of one replica, also in a group."""
-        return self.told_pass_s((1,), atomic)
 
     def step_s(self, placement: Placement, atomic: int, accumulation: int) -> float:
         """Median seconds of a whole step."""
         last_s = self.times(placement, atomic)[0]
-        return last_s + accumulation * self.pass_s(atomic) if accumulation else last_s
+        return last_s + accumulation * self.pass_s(placement, atomic) if accumulation else last_s
 
     def mean_step_s(self, placement: Placement, atomic: int, accumulation: int) -> float:
         """What steps take one after the other, evaluations left out."""

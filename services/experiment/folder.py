@@ -36,7 +36,7 @@ LOCK_FILE = ".experiment.lock"
 LOST = "lost"
 MEMORY_FILE = "memory.json"
 STOP_S = 5.0
-SAME = ("requests", "nodes", "timeout_s")
+SAME = ("requests", "nodes", "timeout_s", "memory")
 """Keys of the definition, and then sections of the configuration, that all runs of an experiment share."""
 SAME_SECTIONS = ("scheduler", "collector", "agent", "trainer", "applications")
 SAME_BOUNDS = ("foreign_cpu", "steal")
@@ -231,10 +231,11 @@ class Folder:
 
 def conditions(definition: Definition, config: Config) -> dict[str, Any]:
     """What all runs of an experiment have in common, as JSON has it."""
-    sections = msgspec.json.decode(msgspec.json.encode(config))
-    del sections["scheduler"]["policy"], sections["collector"]["memory_file"]  # each run has its own
+    sections, defined = (msgspec.json.decode(msgspec.json.encode(part)) for part in (config, definition))
+    for section, key in (("scheduler", "policy"), ("collector", "memory"), ("collector", "memory_file")):
+        del sections[section][key]  # each run has its own
     return {
-        **{key: getattr(definition, key) for key in SAME},
+        **{key: defined[key] for key in SAME},
         **{section: sections[section] for section in SAME_SECTIONS},
         "guard": {key: getattr(definition.guard, key) for key in SAME_BOUNDS},
         "machine": machine(),

@@ -40,15 +40,15 @@ class Definition(Struct, frozen=True):
     """What the jobs of recipes ask for."""
     nodes: Count = 2
     slots: Count = 4
-    slot_speed: Fraction = 0.2
+    slot_speed: Fraction = 0.125
     timeout_s: Seconds = 600.0
     """A run that is not over by then has failed."""
     run_s: Seconds = 100.0
     """What a run is taken to last before any has shown it."""
     attempts: Annotated[int, Meta(ge=1, le=100)] = 3
     """So often a run is tried before it is kept though it is noisy, or failed."""
-    memory: bool = False
-    """Whether jobs start from what former jobs of their application, in the same run, have shown."""
+    memory: tuple[str, ...] = ()
+    """Policies whose jobs start from what former jobs of their application, in the same run, have shown."""
     profiles: str = str(PROFILES)
     """Folder of measured profiles for the recipes, relative to the file."""
     guard: Bounds = Bounds()
@@ -89,6 +89,8 @@ def read_definition(path: Path) -> Definition:
     for key in ("policies", "sets", "seeds"):
         values = getattr(definition, key)
         problems += [f"{key}: {value!r} stands in it twice" for value in twice(values)]
+    others = [policy for policy in definition.memory if policy not in definition.policies]
+    problems += [f"memory: {policy!r} is none of `policies`" for policy in others]
     sets = []
     for entry in definition.sets:
         if not entry.endswith(".toml") and entry not in RECIPES:
@@ -118,10 +120,9 @@ def with_seeds(definition: Definition, count: int) -> Definition:
 
 
 def configured(config: Config, definition: Definition) -> Config:
-    """The configuration of the experiment's stacks: the cluster and the memory of the definition."""
+    """The configuration of the experiment's stacks: the cluster of the definition."""
     return structs.replace(
         config,
-        collector=structs.replace(config.collector, memory=definition.memory),
         agent=structs.replace(config.agent, slots=definition.slots, slot_speed=definition.slot_speed),
     )
 

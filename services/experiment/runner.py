@@ -137,7 +137,11 @@ def _configured(task: Task) -> Config:
             config.run, logs_dir=str(place.parent), run_id=run.name, workload=run.set, seed=run.seed
         ),
         scheduler=structs.replace(config.scheduler, policy=run.policy),
-        collector=structs.replace(config.collector, memory_file=str(place / MEMORY_FILE)),
+        collector=structs.replace(
+            config.collector,
+            memory=run.policy in task.definition.memory,
+            memory_file=str(place / MEMORY_FILE),
+        ),
     )
 
 

@@ -84,15 +84,13 @@ class JobHistory:
             self.statistics = sample.statistics
             if sample.statistics.trusted and not self.first_statistics:
                 self.first_statistics = sample.statistics
-        accumulation_s = (
-            sample.accumulation_s if sample.config.accumulation > 0 else sample.step_s - sample.sync_s
-        )
-        if sample.timed_steps < 1 or not _usable(accumulation_s) or not _usable(sample.step_s):
+        usable = _usable(sample.accumulation_s) and _usable(sample.step_s)
+        if sample.timed_steps < 1 or not usable:
             return
         configuration = sample.nodes, sample.replicas, sample.config.atomic_batch
         times = self.times.pop(configuration, None) or Times()
         self.times[configuration] = times
-        times.accumulation_s.append(accumulation_s)
+        times.accumulation_s.append(sample.accumulation_s)
         times.step_s.append(sample.step_s)
         times.samples += 1
         self.max_profiled_replicas = max(self.max_profiled_replicas, sample.replicas)

@@ -127,7 +127,7 @@ class Training:
             window_s=now_s - self.window_from_s,
             steps=self.window_steps,
             timed_steps=self.window_timed,
-            accumulation_s=accumulation_s if config.accumulation else 0.0,
+            accumulation_s=accumulation_s,
             step_s=step_s,
             sync_s=sync_s,
             total_steps=self.steps,
@@ -142,15 +142,14 @@ class Training:
         return sample
 
     def _told_times(self, order: ReplicaOrder) -> tuple[float, float, float]:
-        """Of a pass that only accumulates, of the last one, and of the synchronisation in it, as replicas
-        that live measure them."""
+        """Of a pass by itself, of the last one of a step, and of the synchronisation in that."""
         placement = tuple(placement.replicas for placement in order.allocation)
         atomic = order.config.atomic_batch
         step_s, sync_s = self.measured.times(placement, atomic)
-        pass_s = self.measured.told_pass_s(placement, atomic)
+        beside_s = max(step_s - self.measured.pass_s(placement, atomic), 0.0)
         configuration = order.nodes, order.world_size, atomic
-        told_s, told_sync_s = self.errors.told_times(self.spec.id, configuration, step_s, sync_s)
-        return pass_s * (told_s - told_sync_s) / (step_s - sync_s), told_s, told_sync_s
+        told_s, told_beside_s = self.errors.told_times(self.spec.id, configuration, step_s, beside_s)
+        return told_s - told_beside_s, told_s, sync_s
 
     def _told_statistics(self, batch: int) -> GradientStatistics | None:
         if self.steps < 2:

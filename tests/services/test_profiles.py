@@ -28,7 +28,7 @@ def sample(
     replicas: int = 1,
     atomic: int = 16,
     accumulation: int = 0,
-    accumulation_s: float = 0.0,
+    accumulation_s: float | None = None,
     step_s: float = 0.1,
     sync_s: float = 0.0,
     timed_steps: int = 5,
@@ -44,7 +44,7 @@ def sample(
         window_s=0.5,
         steps=5,
         timed_steps=timed_steps,
-        accumulation_s=accumulation_s,
+        accumulation_s=step_s - sync_s if accumulation_s is None else accumulation_s,
         step_s=step_s,
         sync_s=sync_s,
         total_steps=10,
@@ -92,15 +92,6 @@ def test_a_point_is_the_median_of_its_samples() -> None:
     ]
 
 
-def test_accumulation_is_measured_where_it_happens_and_otherwise_the_step_without_its_synchronisation() -> (
-    None
-):
-    measured = history(sample(accumulation=1, accumulation_s=0.07, step_s=0.1, sync_s=0.02))
-    derived = history(sample(accumulation=0, accumulation_s=0.0, step_s=0.1, sync_s=0.02))
-    assert measured.points()[0].accumulation_s == pytest.approx(0.07)
-    assert derived.points()[0].accumulation_s == pytest.approx(0.08)
-
-
 def test_every_configuration_has_its_own_point() -> None:
     job = history(sample(), sample(atomic=32), sample(replicas=2), sample(replicas=2, nodes=2), sample())
     keys = {(p.nodes, p.replicas, p.atomic_batch): p.samples for p in job.points()}
@@ -113,8 +104,8 @@ def test_every_configuration_has_its_own_point() -> None:
     [
         sample(replicas=4, timed_steps=0, step_s=0.0),
         sample(replicas=4, step_s=float("nan")),
-        sample(replicas=4, step_s=0.1, sync_s=0.1),
-        sample(replicas=4, accumulation=1, accumulation_s=-1.0),
+        sample(replicas=4, accumulation_s=0.0),
+        sample(replicas=4, accumulation_s=-1.0),
     ],
 )
 def test_a_sample_without_usable_times_still_tells_progress(useless: TrainingSample) -> None:

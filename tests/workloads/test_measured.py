@@ -58,27 +58,27 @@ def test_other_groups_lie_between_those_that_were_measured_on_as_many_nodes(digi
 
 
 def test_a_pass_is_a_step_without_synchronising_unless_it_was_measured(digits: Measured) -> None:
-    assert digits.pass_s(16) == digits.told_pass_s((2, 2), 16) == pytest.approx(pass_s(16))
+    assert digits.pass_s((2, 2), 16) == pytest.approx(pass_s(16))
     assert digits.step_s((2, 2), 16, 2) == pytest.approx(3 * pass_s(16) + 0.06)
 
 
-def test_a_group_accumulates_as_long_as_one_replica_whatever_it_tells(tmp_path: Path) -> None:
+def test_measured_passes_are_those_of_the_placement(tmp_path: Path) -> None:
     folder = write_profiles(tmp_path)
     add_passes(folder / "digits-cnn" / "placements.csv", of_one=0.03, of_groups=0.01)
     add_passes(folder / "digits-cnn" / "scalability.csv", of_groups=0.02)
     digits = read_profiles(folder, APPLICATIONS)["digits-cnn"]
-    assert (digits.told_pass_s((2, 2), 16), digits.told_pass_s((4, 3), 16)) == (0.01, pytest.approx(0.02))
-    assert digits.pass_s(16) == digits.told_pass_s((1,), 16) == 0.03
+    assert (digits.pass_s((1,), 16), digits.pass_s((2, 2), 16)) == (0.03, 0.01)
+    assert digits.pass_s((4, 3), 16) == pytest.approx(0.02)
     assert digits.step_s((2, 2), 16, 0) == pytest.approx(pass_s(16) + 0.06)
-    assert digits.step_s((2, 2), 16, 2) == pytest.approx(pass_s(16) + 0.06 + 2 * 0.03)
+    assert digits.step_s((2, 2), 16, 2) == pytest.approx(pass_s(16) + 0.06 + 2 * 0.01)
 
 
 def test_passes_may_be_in_one_of_the_two_tables_alone(tmp_path: Path) -> None:
     folder = write_profiles(tmp_path)
     add_passes(folder / "digits-cnn" / "placements.csv", of_one=0.03, of_groups=0.01)
     digits = read_profiles(folder, APPLICATIONS)["digits-cnn"]
-    assert digits.told_pass_s((2, 2), 16) == 0.01
-    assert digits.told_pass_s((4, 4), 16) == pytest.approx(pass_s(16))
+    assert digits.pass_s((2, 2), 16) == 0.01
+    assert digits.pass_s((4, 4), 16) == pytest.approx(pass_s(16))
     assert digits.times((4, 4), 16) == (pytest.approx(pass_s(16) + 0.08), pytest.approx(0.08))
 
 

@@ -31,11 +31,12 @@ def train(job: Job, group: Group, order: ReplicaOrder, course: Course) -> Replic
     completed step; JobError when the job has failed."""
     state, gradients = job.state, job.state.gradients
     passes, total = order.config.accumulation + 1, order.config.total_batch(group.size)
-    watch = StepWatch()
+    watch = StepWatch(job.pacer.speed)
 
-    def end_accumulation() -> None:
+    def between_passes() -> None:
+        watch.end_pass()
         job.pacer.pause()
-        watch.end_accumulation()
+        watch.start_pass()
 
     while True:
         if state.progress >= state.next_evaluation and job.evaluate(group):
@@ -44,7 +45,8 @@ def train(job: Job, group: Group, order: ReplicaOrder, course: Course) -> Replic
         ahead = course.offer(order)
         batch = state.sampler.take(total, group.rank, group.size, passes)
 
-        loss_share = state.compute(batch, end_accumulation)
+        loss_share = state.compute(batch, between_passes)
+        watch.end_pass()
         mark = limbs(state.fingerprints.mark(batch.passes))
         sums = StepSums(ahead, ahead**2, loss_share, 0.0, batch.local, *mark)
         gradients.pack(batch.local / batch.total, sums)

@@ -28,23 +28,33 @@ Clock = Callable[[], float]
 
 
 class StepWatch:
-    """Times of one step, pauses included: passes that only accumulate, all-reduce, and the rest with it."""
+    """Times of one step of a replica that has a slot of this speed.
 
-    def __init__(self, clock: Clock = time.perf_counter) -> None:
-        self._clock = clock
+    A pass takes what it would take by itself, over and over: its CPU time over the speed, or its wall time
+    where it waits for something. Not what it just took, for it may use up at once what its slot has saved
+    while the replica waited for the others; that part of the waiting costs the step nothing."""
+
+    def __init__(
+        self, speed: float, clock: Clock = time.perf_counter, cpu_clock: Clock = time.process_time
+    ) -> None:
+        self._speed, self._clock, self._cpu_clock = speed, clock, cpu_clock
         self.start()
 
     def start(self) -> None:
-        self._mark_s = self._clock()
-        self.accumulation_s: list[float] = []
+        self.passes_s: list[float] = []
         self.sync_s = 0.0
-        self.step_s = 0.0
-        """The last pass, the all-reduce and the update."""
+        self.total_s = 0.0
+        """Pauses included."""
+        self.start_pass()
+        self._start_s = self._pass_from_s
 
-    def end_accumulation(self) -> None:
-        now_s = self._clock()
-        self.accumulation_s.append(now_s - self._mark_s)
-        self._mark_s = now_s
+    def start_pass(self) -> None:
+        self._pass_from_s, self._used_s = self._clock(), self._cpu_clock()
+
+    def end_pass(self) -> None:
+        """Before the pause that follows it."""
+        wall_s, used_s = self._clock() - self._pass_from_s, self._cpu_clock() - self._used_s
+        self.passes_s.append(max(wall_s, used_s / self._speed))
 
     def start_sync(self) -> None:
         self._sync_start_s = self._clock()
@@ -53,11 +63,13 @@ class StepWatch:
         self.sync_s = self._clock() - self._sync_start_s
 
     def end(self) -> None:
-        self.step_s = self._clock() - self._mark_s
+        self.total_s = self._clock() - self._start_s
 
     @property
-    def total_s(self) -> float:
-        return sum(self.accumulation_s) + self.step_s
+    def step_s(self) -> float:
+        """The last pass with the all-reduce, the update and all else: what the passes before it leave of
+        the whole step."""
+        return self.total_s - sum(self.passes_s[:-1])
 
 
 @dataclass
@@ -130,7 +142,7 @@ class Reporter:
         window.loss += loss
         window.gain = gain
         if self._steps > self._config.warmup_steps:
-            window.accumulation_s.extend(watch.accumulation_s)
+            window.accumulation_s.extend(watch.passes_s)
             window.step_s.append(watch.step_s)
             window.sync_s.append(watch.sync_s)
         if now_s - window.start_s >= self._config.sample_every_s:

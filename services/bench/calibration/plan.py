@@ -27,13 +27,14 @@ class Evaluations(Struct, frozen=True):
 
 class Point(Struct, frozen=True):
     """One configuration, in the terms of live samples: medians of the last pass of a step with its
-    synchronisation and update, of the all-reduce alone, and of a pass that only accumulates."""
+    synchronisation and update, of the all-reduce alone, and of a pass by itself."""
 
     atomic: int
     step_s: float
     sync_s: float
-    pass_s: float | None
-    """None where none was accumulated."""
+    pass_s: float
+    accumulated: bool
+    """Whether its steps have passes that only accumulate."""
     steps: int
     quiet_s: float
     """Windows without evaluations, and what their steps take by their medians."""
@@ -195,7 +196,8 @@ def point(config: JobConfig, windows: Sequence[tuple[TrainingSample, int]]) -> P
         atomic=config.atomic_batch,
         step_s=step_s,
         sync_s=sync_s,
-        pass_s=median(s.accumulation_s for s in timed) if config.accumulation else None,
+        pass_s=median(sample.accumulation_s for sample in timed),
+        accumulated=config.accumulation > 0,
         steps=sum(sample.timed_steps for sample in timed),
         quiet_s=sum(sample.window_s for sample in quiet),
         quiet_steps_s=sum(_steps_s(sample) for sample in quiet),
@@ -212,14 +214,12 @@ def _steps_s(sample: TrainingSample) -> float:
 
 
 def times(placed: Placed) -> dict[int, tuple[float, float, float]]:
-    """Step, all-reduce and accumulating pass by local batch. The first two are of steps without accumulation
-    where there are such; where none was accumulated, a pass is what live jobs take it for."""
+    """Of a step, of the all-reduce in it and of a pass, by local batch: without accumulation where there are
+    such steps."""
     found: dict[int, tuple[float, float, float]] = {}
-    passes_s = {point.atomic: point.pass_s for point in placed.points if point.pass_s is not None}
     for point in placed.points:
-        if point.pass_s is None or point.atomic not in found:
-            pass_s = passes_s.get(point.atomic, point.step_s - point.sync_s)
-            found[point.atomic] = point.step_s, point.sync_s, pass_s
+        if not point.accumulated or point.atomic not in found:
+            found[point.atomic] = point.step_s, point.sync_s, point.pass_s
     return found
 
 

@@ -125,10 +125,17 @@ def test_the_experiment_of_the_project_is_valid() -> None:
     assert expected_s(planned(definition), {}, definition.run_s) < 2.25 * 3600
 
 
-def test_the_cluster_and_the_memory_are_those_of_the_definition(tmp_path: Path) -> None:
+def test_the_cluster_is_that_of_the_definition(tmp_path: Path) -> None:
     text = 'policies = ["fixed"]\nsets = ["tail"]\nseeds = [1]\nslots = 3\nslot_speed = 0.5'
     config = configured(Config(), defined(tmp_path, text))
-    assert (config.agent.slots, config.agent.slot_speed, config.collector.memory) == (3, 0.5, False)
+    assert (config.agent.slots, config.agent.slot_speed) == (3, 0.5)
+
+
+def test_only_policies_of_the_experiment_have_a_memory(tmp_path: Path) -> None:
+    text = 'policies = ["fixed"]\nsets = ["tail"]\nseeds = [1]\nmemory = '
+    assert defined(tmp_path, f'{text}["fixed"]').memory == ("fixed",)
+    with pytest.raises(UserError, match="memory: 'pollux' is none of `policies`"):
+        defined(tmp_path, f'{text}["fixed", "pollux"]')
 
 
 def test_a_set_of_the_users_own_is_found_beside_the_definition_and_shifted_by_the_seed(

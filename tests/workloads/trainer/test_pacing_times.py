@@ -70,9 +70,14 @@ class PacedJob:
         )
         self.job = Job(start, self.machine.pacer(SPEED), self.messages.append)
         self.job.state.task = self._costly(self.job.state.task)
+        self.wait_s = WAIT_S
         self.group = Group(0, 1, None)
         monkeypatch.setattr(self.group, "all_reduce", self._all_reduce)
-        monkeypatch.setattr(loop, "StepWatch", partial(StepWatch, lambda: self.machine.now_s))
+        monkeypatch.setattr(
+            loop,
+            "StepWatch",
+            partial(StepWatch, clock=lambda: self.machine.now_s, cpu_clock=lambda: self.machine.used_s),
+        )
         self._slow_step = slow_step
 
     def train(self, order: ReplicaOrder, steps: int) -> list[TrainingSample]:
@@ -105,7 +110,7 @@ class PacedJob:
         return Task(**(vars(task) | {"loss": loss, "metric_sum": metric_sum}))
 
     def _all_reduce(self, tensor: torch.Tensor) -> None:
-        self.machine.wait(WAIT_S)
+        self.machine.wait(self.wait_s)
         self.machine.work(SYNC_S)
 
 
@@ -131,8 +136,22 @@ def test_each_part_of_a_step_is_timed_as_on_a_core_of_the_slots_speed(
     for sample in timed:
         assert sample.sync_s == pytest.approx(sync_s())
         assert sample.step_s == pytest.approx(PASS_S / SPEED + sync_s() + UPDATE_S / SPEED)
-        assert sample.accumulation_s == pytest.approx(PASS_S / SPEED if accumulation else 0.0)
+        assert sample.accumulation_s == pytest.approx(PASS_S / SPEED)
     assert any(isinstance(message, Evaluated) for message in paced.messages)
+
+
+@pytest.mark.parametrize("accumulation", [0, 1])
+def test_what_a_replica_saves_while_it_waits_for_others_shortens_its_steps_and_not_its_passes(
+    paced: PacedJob, accumulation: int
+) -> None:
+    paced.wait_s = 0.09
+    config = JobConfig(atomic_batch=M0, accumulation=accumulation)
+    samples = paced.train(msgspec.structs.replace(ORDER, config=config), 24)
+    pass_s, cpu_s = PASS_S / SPEED, (accumulation + 1) * PASS_S + SYNC_S + UPDATE_S
+    timed = [sample for sample in samples if sample.timed_steps]
+    assert [sample.accumulation_s for sample in timed] == pytest.approx([pass_s] * len(timed))
+    settled = timed[-1].step_s + accumulation * timed[-1].accumulation_s
+    assert settled == pytest.approx(paced.wait_s + cpu_s)
 
 
 def test_the_first_steps_after_a_change_are_not_timed(paced: PacedJob) -> None:

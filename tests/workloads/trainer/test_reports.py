@@ -36,7 +36,7 @@ def test_a_new_group_tells_how_long_nobody_trained_and_how_long_its_first_step_t
         progress=0.0,
     )
     ticks = count(0)
-    watch = StepWatch(clock=lambda: 0.25 * next(ticks))
+    watch = StepWatch(1.0, clock=lambda: 0.25 * next(ticks), cpu_clock=lambda: 0.0)
     reporter.switch(order, 7, beginning)
     now.s = 102.0
     watch.end()
