@@ -137,6 +137,7 @@ def to_json(report: "Report") -> str:
         **as_json(report.comparison),
         "left_out": report.left_out,
         "isolated": report.experiment.alone,
+        "memory": report.experiment.memory,
         "rho": report.rho_from,
         "method": METHOD,
         "scope": SCOPE,

@@ -77,6 +77,13 @@ class Experiment:
     about: dict[str, Any]
     date: str | None
 
+    @property
+    def memory(self) -> list[str]:
+        """Policies whose jobs start from what former jobs of their application have shown."""
+        conditions = self.about.get("conditions")
+        named = conditions.get("memory") if isinstance(conditions, dict) else None
+        return [str(policy) for policy in named] if isinstance(named, list) else []
+
     def log(self, run: Run) -> Path:
         return self.place / run.name / EVENTS_FILE
 

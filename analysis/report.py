@@ -131,6 +131,11 @@ def sentences(contrast: Contrast) -> Iterator[str]:
 def notes(report: Report) -> Iterator[str]:
     """Everything that a reader has to know about the figures."""
     yield METHOD
+    if memory := report.experiment.memory:
+        yield (
+            f"With a memory: {', '.join(memory)}. Jobs start from what former jobs of their application, in "
+            "the same run, have shown."
+        )
     yield (
         "rho: completion time over that of the same job alone on its share, which is slots / mean number of "
         "jobs active in its life; a policy that lets jobs overlap more has smaller shares. "

@@ -42,7 +42,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
             )
             put(place, of, "pollux", seed, [length / 2, length / 2 + seed], requests="tuned")
     (place / "experiment.json").write_text(
-        json.dumps({"machine": {"cores": 2}, "date": "2026-11-30", "conditions": []})
+        json.dumps({"machine": {"cores": 2}, "date": "2026-11-30", "conditions": {"memory": ["pollux"]}})
     )
     return place
 
@@ -224,6 +224,7 @@ def test_json_has_the_figures_and_everything_about_them(
     assert set(found["by_set"]) == {"burst-tuned", "tail-tuned"}
     assert found["verdicts"][0]["pair"] == "pollux/fixed"
     assert (found["machine"], found["date"]) == ({"cores": 2}, "2026-11-30")
+    assert found["memory"] == ["pollux"]
     assert {"method", "scope", "rho", "isolated", "policies", "runs"} <= set(found)
 
 

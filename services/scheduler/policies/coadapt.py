@@ -14,7 +14,13 @@ slowdown"): with k_j the number of jobs that have at least as much work left as 
 
     w_j = k_j^(1 / (1 - a)) - (k_j - 1)^(1 / (1 - a)),
 
-scaled to mean 1. Work is in seconds on one slot: progress still to make x M0 / goodput of one slot.
+scaled to mean 1. Work is in seconds on one slot: progress still to make x M0 / goodput of one slot, and what
+a restart costs a job that holds no slots, for it has that before it. A job that has no model yet is taken to
+be as long as the median of the others, from their beginning.
+
+*Noise.* The gradient noise scale grows as most jobs train (McCandlish et al. 2018, section 3), is averaged
+over steps of the past, and comes out higher at the larger batch that it allows. By what was measured so far
+batches stay too small for what follows, so goodput is told by NOISE_GROWTH times the noise scale measured.
 
 *Late jobs.* These weights let the largest jobs starve while smaller ones keep coming. So every job's lag
 behind a fair share is kept from round to round: it grows by (1 - goodput / goodput of F) x the seconds
@@ -37,7 +43,7 @@ therefore counts for small only until then, and for large afterwards.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Any, TypeAlias
 
@@ -57,6 +63,8 @@ MIN_EXPONENT, MAX_EXPONENT = 0.05, 0.85
 MIN_SLOPE, MAX_SLOPE = 0.02, 0.9
 LATE, TOO_LATE = 1.28, 1.4
 """Lateness from which a job's weight has a floor, and at which that is the mean weight."""
+NOISE_GROWTH = 1.5
+"""What the noise scale will come to, over what has been measured."""
 FORGET_S = 60.0
 """A job that is away for so long, other than to save what it has, has ended."""
 Lags: TypeAlias = dict[str, tuple[float, float]]
@@ -82,6 +90,7 @@ class CoadaptPolicy:
     def decide(self, view: ClusterView, memory: Any, seed: int) -> Decision:
         """`seed` does not matter."""
         former = msgspec.convert(memory or {}, Lags)
+        view = structs.replace(view, jobs=tuple(foresee_noise(job) for job in view.jobs))
         this_round = _Round(self.delta, former)
         decision = this_round.decide(view, None, seed)
         reasons = {
@@ -105,20 +114,16 @@ class _Round(GoodputPolicy):
         self.lateness: dict[str, float] = {}
 
     def weights(self, jobs: Sequence[JobModel], view: ClusterView) -> FloatArray:
-        """Of jobs without a model as much as of the heaviest: they have to show their step times before
-        anything can be said of them."""
         self.lags_s = {job.view.spec.id: self._lag_s(job, view) for job in jobs}
-        known = [j for j, job in enumerate(jobs) if job.fair_rate > 0]
-        weights = np.ones(len(jobs))
-        if known:
-            left = np.array([work_left_s(jobs[j]) for j in known])
-            a = exponent([jobs[j] for j in known], view, self.delta)
-            late = np.array([self._lateness(jobs[j], view) for j in known])
-            floor = np.clip((late - LATE) / (TOO_LATE - LATE), 0.0, 1.0)
-            of_known = np.maximum(hesrpt_weights(left, a), floor)
-            weights[:] = of_known.max()
-            weights[known] = of_known
-        return weights
+        known = [job for job in jobs if job.fair_rate > 0]
+        if not known:
+            return np.ones(len(jobs))
+        before_s = np.array([0.0 if job.present else restart_s(job.view, view) for job in jobs])
+        left_s = before_s + of_all(jobs, work_left_s)
+        weights = hesrpt_weights(left_s, exponent(known, view, self.delta))
+        fair_s = of_all(jobs, fair_time_left_s).tolist()
+        late = np.array([self._lateness(job, at_s, view) for job, at_s in zip(jobs, fair_s, strict=True)])
+        return np.maximum(weights, np.clip((late - LATE) / (TOO_LATE - LATE), 0.0, 1.0))
 
     def _lag_s(self, job: JobModel, view: ClusterView) -> float:
         lag_s, found_s = self.former.get(job.view.spec.id, (0.0, view.now_s))
@@ -126,8 +131,8 @@ class _Round(GoodputPolicy):
         of_fair_share = job.present_speedup * slots / max(len(view.nodes), 1)
         return float(lag_s + (view.now_s - found_s) * (1.0 - of_fair_share))
 
-    def _lateness(self, job: JobModel, view: ClusterView) -> float:
-        name, left_s = job.view.spec.id, fair_time_left_s(job)
+    def _lateness(self, job: JobModel, left_s: float, view: ClusterView) -> float:
+        name = job.view.spec.id
         age_s = max(view.now_s - job.view.submitted_s, 0.0)
         self.lateness[name] = lateness(age_s + left_s, self.lags_s[name])
         return self.lateness[name]
@@ -135,12 +140,26 @@ class _Round(GoodputPolicy):
     def factor(self, job: JobModel, view: ClusterView) -> float:
         if job.view.run_s == 0:
             return 1.0
-        measured_s = job.view.profile.restart_s if job.view.profile else 0.0
-        restart_s = measured_s or view.restart_penalty_s
+        cost_s = restart_s(job.view, view)
         horizon_s = RESTART_HORIZON_S
         if job.fair_rate > 0:
             horizon_s = min(fair_time_left_s(job), horizon_s)
-        return 1.0 - restart_s / max(horizon_s, restart_s + 1.0)
+        return 1.0 - cost_s / max(horizon_s, cost_s + 1.0)
+
+
+def foresee_noise(job: JobView) -> JobView:
+    """The job with the noise scale that it will come to."""
+    if not job.profile or not job.profile.statistics:
+        return job
+    known = job.profile.statistics
+    grown = structs.replace(known, var=NOISE_GROWTH * known.var)
+    return structs.replace(job, profile=structs.replace(job.profile, statistics=grown))
+
+
+def restart_s(job: JobView, view: ClusterView) -> float:
+    """What a restart costs the job: as measured, else as is said of all."""
+    measured_s = job.profile.restart_s if job.profile else 0.0
+    return measured_s or view.restart_penalty_s
 
 
 def lateness(whole_s: float, lag_s: float) -> float:
@@ -208,6 +227,15 @@ def work_left_s(job: JobModel) -> float:
     fewest = int(np.argmax(alone > 0))
     rate = float(alone[fewest]) / fewest if fewest else job.fair_rate
     return progress_left(job.view) * job.bounds.initial / rate
+
+
+def of_all(jobs: Sequence[JobModel], left_s: Callable[[JobModel], float]) -> FloatArray:
+    """`left_s` of each job; of those without a model the median of what it is of the others from their
+    beginning to their end. At least one has a model."""
+    known = {j: left_s(job) for j, job in enumerate(jobs) if job.fair_rate > 0}
+    views = {j: jobs[j].view for j in known}
+    usual = np.median([s / progress_left(views[j]) * declared_progress(views[j]) for j, s in known.items()])
+    return np.array([known.get(j, usual) for j in range(len(jobs))])
 
 
 def fair_time_left_s(job: JobModel) -> float:
