@@ -120,7 +120,7 @@ def gather(
                 (singles if isinstance(found, Alone) else out).append(found)  # type: ignore[arg-type]
         elif folder.name != LOST:
             out += _too_deep(place, folder)
-    about = _about(place)
+    about = _about(place, out)
     date = about.get("date") or max(starts, default=None)
     return Experiment(
         place=place,
@@ -272,9 +272,16 @@ def _too_deep(place: Path, folder: Path) -> list[LeftOut]:
     return [LeftOut(run=name, why="lies deeper than the experiment's runs") for name in names]
 
 
-def _about(place: Path) -> dict[str, Any]:
+def _about(place: Path, out: list[LeftOut]) -> dict[str, Any]:
+    """Empty where there is none; what cannot be read is said in `out`."""
+    if not (place / ABOUT_FILE).exists():
+        return {}
     try:
         about = json.loads((place / ABOUT_FILE).read_bytes())
-    except (OSError, ValueError):
+        if not isinstance(about, dict):
+            raise ValueError("no table")
+    except (OSError, ValueError) as error:
+        why = f"cannot be read ({error}): machine, date and who had a memory are not known"
+        out.append(LeftOut(run=ABOUT_FILE, why=why))
         return {}
-    return about if isinstance(about, dict) else {}
+    return about

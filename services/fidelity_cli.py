@@ -93,12 +93,20 @@ def fidelity(
             raise NoRuns(f"{experiment}: no run that counts")
         draft = Path(tempfile.mkdtemp(prefix=f".{simulations.name}-", dir=place.parent))
         try:
-            folders = [place / run.name for run in runs]
-            cases = [twin(folder, profiles, draft, factors(folder)) for folder in folders]
+            cases, lacking = [], {}
+            for folder in (place / run.name for run in runs):
+                try:
+                    cases.append(twin(folder, profiles, draft, factors(folder)))
+                except UserError as error:
+                    lacking[folder.name] = str(error)
+            if not cases:
+                raise UserError(next(iter(lacking.values())))
             check(cases)
             with signals_raise():
                 results = list(simulated(cases, processes))
                 _replace(draft, simulations)
+                for left_out in lacking:
+                    shutil.rmtree(simulations / left_out, ignore_errors=True)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
         found, pairs = compare_folders(place, simulations)
@@ -111,7 +119,7 @@ def fidelity(
     except OSError as error:
         raise UserError(f"{error.filename or place}: cannot be written: {error.strerror}") from error
     print(encoded(found) if as_json else markdown(found, scaled), end="")
-    problems = [problem for result in results for problem in _problems(result)]
+    problems = [*lacking.values(), *(problem for result in results for problem in _problems(result))]
     for problem in problems:
         print(problem, file=sys.stderr)
     return int(bool(problems or found.left_out))

@@ -94,12 +94,13 @@ def test_whatever_does_not_count_is_named_with_its_reason(tmp_path: Path) -> Non
     put(tmp_path / "elsewhere", "tail", "fixed", 8, [10.0])
     put(tmp_path / "lost", "tail", "fixed", 1, [10.0], noisy=True, reason="load 3.1 > 1.5")
     (tmp_path / "lost" / "tail-fixed-9-1").mkdir()
-    (tmp_path / "experiment.json").write_text("{}")
+    (tmp_path / "experiment.json").write_text("{")
     found = gather(tmp_path)
     assert found.runs == ()
     why = {entry.run: entry.why for entry in found.left_out}
     assert why.pop("tail-fixed-4").startswith("audit not clean: ")
     assert why.pop("tail-fixed-6").startswith("run.json: ")
+    assert why.pop("experiment.json").startswith("cannot be read (")
     assert why == {
         "tail-fixed-1": "noisy: steal 9% > 5%",
         "tail-fixed-2": "not verified: a job failed",

@@ -147,12 +147,18 @@ def test_a_copy_of_a_run_is_left_out(fidelity, experiment) -> None:
     assert found["left_out"] == [{"run": "two-pollux-3-copy", "why": why}]
 
 
-def test_what_a_run_lacks_is_named(fidelity, experiment) -> None:
+def test_what_a_run_lacks_is_named_and_the_others_are_simulated(fidelity, experiment) -> None:
     place, profiles = experiment
+    assert fidelity(place, "--profiles", profiles, "-j", 1)[0] == 0
     (place / "two-pollux-3" / "workload.toml").unlink()
+    code, out, err = fidelity(place, "--profiles", profiles, "--json", "-j", 1)
+    assert (code, list(json.loads(out)["mean_jct_error"])) == (1, ["fixed"])
+    assert json.loads(out)["left_out"] == [{"run": "two-pollux-3", "why": "was not simulated"}]
+    assert "two-pollux-3/workload.toml: no such file" in err
+    (place / "two-fixed-3" / "workload.toml").unlink()
     code, _, err = fidelity(place, "--profiles", profiles)
     assert code == 2
-    assert "two-pollux-3/workload.toml: no such file" in err
+    assert "two-fixed-3/workload.toml: no such file" in err
     code, _, err = fidelity(place.parent / "profiles", "--profiles", profiles)
     assert code == 2
     assert "no run in it" in err
