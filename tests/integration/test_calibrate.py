@@ -132,6 +132,7 @@ def test_an_application_is_left_out_that_nothing_could_be_read_of(
         step_s=0.1,
         sync_s=0.0,
         pass_s=0.1,
+        accumulated=False,
         steps=9,
         quiet_s=1.0,
         quiet_steps_s=1.0,
