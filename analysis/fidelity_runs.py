@@ -115,13 +115,13 @@ def step_factors(
 ) -> tuple[tuple[str, float], ...]:
     """By application, what its steps took over what was measured of the same configurations, each weighted by
     the time that it was in use: how much slower the machine was than on the day of the profiles. Only groups
-    on one node without accumulation count, whose placements the samples tell. Nothing of an application
-    without any."""
+    on one node count, whose placements the samples tell. Nothing of an application without any."""
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for step in steps:
         measured = profiles.get(step.application)
-        if measured and step.nodes == 1 and not step.config.accumulation:
-            known_s = measured.step_s((step.replicas,), step.config.atomic_batch, 0)
+        if measured and step.nodes == 1:
+            config = step.config
+            known_s = measured.step_s((step.replicas,), config.atomic_batch, config.accumulation)
             sums[step.application][0] += step.weight_s * step.step_s / known_s
             sums[step.application][1] += step.weight_s
     return tuple((name, ratio / weight_s) for name, (ratio, weight_s) in sorted(sums.items()))

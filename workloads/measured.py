@@ -7,14 +7,13 @@
 
 The columns are those of the traces that were published with Pollux. A placement's digits are the replicas on
 each of its nodes, in any rotation. Times are seconds on one slot of the machine, for the last pass of a step,
-for the synchronisation that is part of it, and for a pass that only accumulates (where that is not there, the
-former less the latter). Validation has one row an evaluation: the best metric so far, and the gradient
+for the all-reduce that is part of it, and for a pass by itself (where that is not there, the former less the
+latter). Validation has one row an evaluation: the best metric so far, and the gradient
 statistics, when trained at that total batch size, and which part of the trainings had statistics that could
 be trusted by then (where that is not there, all); progress is in AdaScale steps.
 
-Whole steps take what was measured of them, but a pass that a group accumulates takes what it takes one
-replica. What replicas of a group tell of their passes are bursts: paced as they are, they save CPU time while
-they wait for each other in a synchronisation, and spend it in the next pass.
+A paced replica saves CPU time while it waits for others in the all-reduce, and spends it in the next pass: a
+step of a group may well take less than a pass and the all-reduce after each other.
 """
 
 import csv

@@ -4,17 +4,18 @@ import os
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 
 from common.config import Config
 from common.lifecycle import UserError
 from services.experiment import runner
 from services.experiment.folder import RUN_FILE, Folder, code_digest
-from services.experiment.plan import Definition, Run, planned
+from services.experiment.plan import ISOLATED_POLICY, Definition, Run, planned
 from services.experiment.runner import Task, perform
 
 DEFINITION = Definition(policies=("fixed",), sets=("tail",), seeds=(1,), name="some")
 (PLANNED,) = planned(DEFINITION)
-ALONE = Run(set="isolated-matfac-2", policy="pollux", seed=1, alone=True)
+ALONE = Run(set="isolated-matfac-2", policy=ISOLATED_POLICY, seed=1, alone=True)
 
 
 def task(place: Path, monkeypatch: pytest.MonkeyPatch, run: Run, code: str) -> Task:
@@ -45,6 +46,17 @@ def test_a_run_is_recorded_where_its_log_is(
     outcome = perform(task(tmp_path, monkeypatch, run, code_digest()))
     assert (outcome.mean_jct_s, outcome.record.clean) == (7.0, True)
     assert Folder(tmp_path, DEFINITION).records([run]) == {run: outcome.record}
+
+
+def test_policies_that_are_named_have_a_memory_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    definition = structs.replace(DEFINITION, policies=("fixed", "pollux"), memory=("pollux",))
+    having = {}
+    for run in (*planned(definition), ALONE):
+        of_run = structs.replace(task(tmp_path, monkeypatch, run, ""), definition=definition)
+        having[run.name] = runner._configured(of_run).collector.memory
+    assert having == {"tail-fixed-1": False, "tail-pollux-1": True, ALONE.name: False}
 
 
 def test_a_run_does_not_count_when_the_code_was_changed_in_the_meantime(
