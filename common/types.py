@@ -187,7 +187,10 @@ class GradientStatistics(Struct, frozen=True):
 
 class ThroughputParameters(Struct, frozen=True):
     """Pollux section 3.2: T_accum = alpha_c + beta_c x atomic; sync with (alpha_n, beta_n) across
-    nodes and (alpha_r, beta_r) within one; gamma blends compute and sync. Seconds."""
+    nodes and (alpha_r, beta_r) within one; gamma blends compute and sync. Seconds.
+
+    The paper has no `update_s`: what every step costs beside its passes and its synchronisation, however
+    many replicas and passes it has."""
 
     alpha_c: float
     beta_c: float
@@ -196,6 +199,7 @@ class ThroughputParameters(Struct, frozen=True):
     alpha_r: float
     beta_r: float
     gamma: float
+    update_s: float = 0.0
 
 
 class ProfilePoint(Struct, frozen=True):

@@ -73,11 +73,12 @@ def network_time(parameters: ThroughputParameters, nodes: Numbers, replicas: Num
 def last_pass_time(
     parameters: ThroughputParameters, nodes: Numbers, replicas: Numbers, atomic: Numbers
 ) -> FloatArray:
-    """Seconds of the last pass of a step, in which computing and synchronising overlap (T_iter, eq. 10)."""
+    """Seconds of the last pass of a step, in which computing and synchronising overlap (T_iter, eq. 10),
+    and of the update."""
     gamma = parameters.gamma
     compute = gamma * np.log(accumulation_time(parameters, atomic))
     network = gamma * np.log(network_time(parameters, nodes, replicas))
-    return np.asarray(np.exp(np.logaddexp(compute, network) / gamma))
+    return np.asarray(np.exp(np.logaddexp(compute, network) / gamma) + parameters.update_s)
 
 
 def step_time(

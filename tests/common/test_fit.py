@@ -1,19 +1,23 @@
 """The fit recovers known parameters, and predicts what it cannot identify."""
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 from scipy.optimize import approx_fprime, minimize
 
 from common.goodput import fit as fitting
 from common.goodput.fit import fit_throughput
-from common.goodput.model import accumulation_time, last_pass_time
+from common.goodput.model import accumulation_time, last_pass_time, step_time
 from common.types import ProfilePoint, ThroughputParameters
 
 TRUE = ThroughputParameters(
     alpha_c=0.011, beta_c=0.0004, alpha_n=0.03, beta_n=0.002, alpha_r=0.008, beta_r=0.0015, gamma=1.8
 )
+NAMES = ("alpha_c", "beta_c", "alpha_n", "beta_n", "alpha_r", "beta_r", "gamma")
 EVERYWHERE = [(n, r, m) for n, r in ((1, 1), (1, 2), (1, 4), (2, 2), (2, 4), (3, 8)) for m in (8, 32, 128)]
 
 
@@ -36,7 +40,7 @@ def points(
 
 def test_parameters_of_a_synthetic_profile_are_recovered() -> None:
     fitted = fit_throughput(points(TRUE, EVERYWHERE))
-    for name in ("alpha_c", "beta_c", "alpha_n", "beta_n", "alpha_r", "beta_r", "gamma"):
+    for name in NAMES:
         assert getattr(fitted.parameters, name) == pytest.approx(getattr(TRUE, name), rel=0.05), name
     assert fitted.error < 0.005
 
@@ -79,6 +83,38 @@ def test_the_unit_of_time_does_not_matter(unit: float) -> None:
     truth = ThroughputParameters(**seconds)
     fitted = fit_throughput(points(truth, EVERYWHERE)).parameters
     assert last_pass_time(fitted, 2, 6, 64) == pytest.approx(last_pass_time(truth, 2, 6, 64), rel=0.02)
+
+
+def test_what_a_step_costs_beside_its_passes_is_not_taken_for_computing_or_synchronising() -> None:
+    truth = replace(TRUE, update_s=0.009)
+    fitted = fit_throughput(points(truth, EVERYWHERE))
+    assert fitted.parameters.update_s == pytest.approx(0.009)
+    assert fitted.error < 0.005
+    for nodes, replicas, atomic, accumulation in ((1, 1, 64, 3), (1, 3, 16, 0), (2, 6, 100, 1)):
+        assert step_time(fitted.parameters, nodes, replicas, atomic, accumulation) == pytest.approx(
+            step_time(truth, nodes, replicas, atomic, accumulation), rel=0.02
+        )
+
+
+def test_a_job_that_was_never_alone_has_no_update_to_tell() -> None:
+    groups = [(nodes, replicas, atomic) for nodes, replicas, atomic in EVERYWHERE if replicas > 1]
+    fitted = fit_throughput(points(replace(TRUE, update_s=0.009), groups))
+    assert fitted.parameters.update_s == 0.0
+    assert fitted.error < 0.1
+
+
+def test_steps_that_are_shorter_than_their_passes_have_no_update() -> None:
+    alone = ProfilePoint(nodes=1, replicas=1, atomic_batch=8, accumulation_s=0.02, step_s=0.019, samples=3)
+    assert fit_throughput([alone]).parameters.update_s == 0.0
+
+
+def test_a_group_that_is_faster_than_the_update_of_one_replica_is_still_explained() -> None:
+    """Medians of different moments, on a machine whose speed has changed in between."""
+    alone = ProfilePoint(nodes=1, replicas=1, atomic_batch=8, accumulation_s=0.01, step_s=0.05, samples=3)
+    group = ProfilePoint(nodes=1, replicas=2, atomic_batch=8, accumulation_s=0.01, step_s=0.03, samples=3)
+    fitted = fit_throughput([alone, group]).parameters
+    assert fitted.update_s == pytest.approx(0.04)
+    assert math.isfinite(float(last_pass_time(fitted, 1, 2, 8)))
 
 
 def test_noisy_measurements_are_fitted_as_well_as_their_noise_allows() -> None:
@@ -146,7 +182,7 @@ def test_the_gradient_is_that_of_the_objective() -> None:
 
 
 def test_the_objective_of_an_exact_explanation_is_its_prior() -> None:
-    *times_s, gamma = (getattr(TRUE, name) for name in ThroughputParameters.__struct_fields__)
+    *times_s, gamma = (getattr(TRUE, name) for name in NAMES)
     x = np.append(np.log(times_s), gamma)
     value = fitting.Objective(x, measured(points(TRUE, EVERYWHERE))).value
     prior = 1e-3 * (gamma - 1) ** 2 + 1e-2 * ((0.002 / 0.03) ** 2 + (0.0015 / 0.008) ** 2)

@@ -60,6 +60,24 @@ def test_gamma_blends_computing_and_synchronising() -> None:
     assert last_pass_time(PARAMETERS, 1, 2, 32) == pytest.approx(expected)
 
 
+def test_every_step_is_updated_once_however_many_passes_and_replicas_it_has() -> None:
+    updated = structs.replace(PARAMETERS, update_s=0.007)
+    for replicas, accumulation in ((1, 0), (1, 3), (4, 2)):
+        plain_s = step_time(PARAMETERS, 1, replicas, 8, accumulation)
+        assert step_time(updated, 1, replicas, 8, accumulation) == pytest.approx(plain_s + 0.007)
+
+
+def test_where_a_step_costs_much_beside_its_passes_one_replica_accumulates() -> None:
+    """A pass costs the same an example whatever its size, so that nothing else speaks for larger batches."""
+    bounds = BatchBounds(initial=8, maximum=256, min_atomic=8, max_atomic=16)
+    noisy = GradientStatistics(sqr=1.0, var=40.0)
+    linear = structs.replace(PARAMETERS, alpha_c=1e-9)
+    free = best_batch(bounds, linear, noisy, 1, 1)
+    dear = best_batch(bounds, structs.replace(linear, update_s=0.05), noisy, 1, 1)
+    assert int(free.accumulation) == 0
+    assert int(dear.accumulation) > 0
+
+
 def test_a_step_is_its_passes_and_throughput_counts_all_of_their_examples() -> None:
     expected = 3 * float(accumulation_time(PARAMETERS, 8)) + float(last_pass_time(PARAMETERS, 1, 2, 8))
     assert step_time(PARAMETERS, 1, 2, 8, 3) == pytest.approx(expected)
