@@ -16,11 +16,8 @@ slowdown"): with k_j the number of jobs that have at least as much work left as 
 
 scaled to mean 1. Work is in seconds on one slot: progress still to make x M0 / goodput of one slot, and what
 a restart costs a job that holds no slots, for it has that before it. A job that has no model yet is taken to
-be as long as the median of the others, from their beginning.
-
-*Noise.* The gradient noise scale grows as most jobs train (McCandlish et al. 2018, section 3), is averaged
-over steps of the past, and comes out higher at the larger batch that it allows. By what was measured so far
-batches stay too small for what follows, so goodput is told by NOISE_GROWTH times the noise scale measured.
+be as long as the median of the others, from their beginning, and has at least the mean weight, 1: it may be
+short, and only running it shows that.
 
 *Late jobs.* These weights let the largest jobs starve while smaller ones keep coming. So every job's lag
 behind a fair share is kept from round to round: it grows by (1 - goodput / goodput of F) x the seconds
@@ -63,8 +60,6 @@ MIN_EXPONENT, MAX_EXPONENT = 0.05, 0.85
 MIN_SLOPE, MAX_SLOPE = 0.02, 0.9
 LATE, TOO_LATE = 1.28, 1.4
 """Lateness from which a job's weight has a floor, and at which that is the mean weight."""
-NOISE_GROWTH = 1.5
-"""What the noise scale will come to, over what has been measured."""
 FORGET_S = 60.0
 """A job that is away for so long, other than to save what it has, has ended."""
 Lags: TypeAlias = dict[str, tuple[float, float]]
@@ -90,7 +85,6 @@ class CoadaptPolicy:
     def decide(self, view: ClusterView, memory: Any, seed: int) -> Decision:
         """`seed` does not matter."""
         former = msgspec.convert(memory or {}, Lags)
-        view = structs.replace(view, jobs=tuple(foresee_noise(job) for job in view.jobs))
         this_round = _Round(self.delta, former)
         decision = this_round.decide(view, None, seed)
         reasons = {
@@ -123,7 +117,9 @@ class _Round(GoodputPolicy):
         weights = hesrpt_weights(left_s, exponent(known, view, self.delta))
         fair_s = of_all(jobs, fair_time_left_s).tolist()
         late = np.array([self._lateness(job, at_s, view) for job, at_s in zip(jobs, fair_s, strict=True)])
-        return np.maximum(weights, np.clip((late - LATE) / (TOO_LATE - LATE), 0.0, 1.0))
+        overdue = np.clip((late - LATE) / (TOO_LATE - LATE), 0.0, 1.0)
+        unknown = np.array([job.fair_rate <= 0 for job in jobs])
+        return np.asarray(np.maximum(weights, np.maximum(overdue, unknown)))
 
     def _lag_s(self, job: JobModel, view: ClusterView) -> float:
         lag_s, found_s = self.former.get(job.view.spec.id, (0.0, view.now_s))
@@ -145,15 +141,6 @@ class _Round(GoodputPolicy):
         if job.fair_rate > 0:
             horizon_s = min(fair_time_left_s(job), horizon_s)
         return 1.0 - cost_s / max(horizon_s, cost_s + 1.0)
-
-
-def foresee_noise(job: JobView) -> JobView:
-    """The job with the noise scale that it will come to."""
-    if not job.profile or not job.profile.statistics:
-        return job
-    known = job.profile.statistics
-    grown = structs.replace(known, var=NOISE_GROWTH * known.var)
-    return structs.replace(job, profile=structs.replace(job.profile, statistics=grown))
 
 
 def restart_s(job: JobView, view: ClusterView) -> float:
