@@ -50,8 +50,6 @@ MEMORY_STEPS = 100.0
 have hundreds, and a noise scale that grows fivefold on the way."""
 MIN_ESTIMATES = 10
 """Fewer estimates are never trusted."""
-MIN_DEVIATIONS = 2.0
-"""Standard errors by which the mean gradient's square must exceed zero to be trusted."""
 ROUNDING = 1e-6
 """Relative size of a difference of squared norms in single precision that says nothing."""
 
@@ -132,8 +130,9 @@ class GradientNoiseScale:
     would bias the average upwards. An estimate that is not finite is left out. An *average* of |mu|^2 is
     believed down to its own standard error and no further: below that it cannot be told from zero, and
     zero would make the largest batch look free. Statistics are trusted when the last estimate was finite,
-    there are at least MIN_ESTIMATES, the average of |mu|^2 is MIN_DEVIATIONS standard errors above zero, and
-    there is variance beyond rounding.
+    there are at least MIN_ESTIMATES, the average of |mu|^2 is above its standard error, so that it is itself
+    what is told, and there is variance beyond rounding. To ask for two standard errors kept digits-cnn and
+    mnist1d-conv at M0 for a sixth of their way, while the noise scales told were already those of later.
     """
 
     def __init__(self, initial_batch_size: int) -> None:
@@ -171,7 +170,7 @@ class GradientNoiseScale:
         trusted = (
             self._believed > 0
             and self._estimates >= MIN_ESTIMATES
-            and sqr > MIN_DEVIATIONS * error
+            and sqr > error
             and self._noise_seen > 0.5 * self._weight
         )
         return GradientStatistics(sqr=max(sqr, error), var=self._var / self._weight, trusted=trusted)

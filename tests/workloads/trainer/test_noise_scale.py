@@ -186,25 +186,26 @@ def test_identical_gradients_gain_nothing_and_are_not_trusted(same: StepEstimate
 
 
 @pytest.mark.parametrize("successive", [False, True])
-@pytest.mark.parametrize("seed", range(5))
-def test_zero_mean_gradients_are_not_trusted_and_do_not_gain_the_whole_scale(
-    seed: int, successive: bool
-) -> None:
-    draw = torch.Generator().manual_seed(seed)
-    estimator = GradientNoiseScale(M0)
-    for _ in range(200):
-        groups = torch.randn(4, 10, generator=draw, dtype=torch.float64)
-        mean = groups.mean(0)
-        local_sqr = (groups * groups).sum().item() / 4
-        if successive:
-            estimator.update(of_successive((32, 32, 32), products(list(groups[:3]))), 8.0)
-        else:
-            estimator.update(of_groups(4, 128, local_sqr, mean.dot(mean).item()), 8.0)
-        known = estimator.statistics()
-        assert 1.0 <= estimator.gain(1024.0) < 1024.0
-    assert known is not None
-    assert known.sqr > 0.0
-    assert not known.trusted
+def test_zero_mean_gradients_are_seldom_trusted_and_do_not_gain_the_whole_scale(successive: bool) -> None:
+    """A mean is above its standard error by chance in one case of six."""
+    trusted = 0
+    for seed in range(30):
+        draw = torch.Generator().manual_seed(seed)
+        estimator = GradientNoiseScale(M0)
+        for _ in range(200):
+            groups = torch.randn(4, 10, generator=draw, dtype=torch.float64)
+            mean = groups.mean(0)
+            local_sqr = (groups * groups).sum().item() / 4
+            if successive:
+                estimator.update(of_successive((32, 32, 32), products(list(groups[:3]))), 8.0)
+            else:
+                estimator.update(of_groups(4, 128, local_sqr, mean.dot(mean).item()), 8.0)
+            known = estimator.statistics()
+            assert 1.0 <= estimator.gain(1024.0) < 1024.0
+        assert known is not None
+        assert known.sqr > 0.0
+        trusted += known.trusted
+    assert trusted <= 10
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, 1e300])
