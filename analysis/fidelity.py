@@ -294,11 +294,11 @@ def _steps(application: str, pairs: Sequence[Pair]) -> Sides | None:
 
 def _by_configuration(
     application: str, steps: Iterable[StepTime]
-) -> dict[tuple[int, int, JobConfig], tuple[float, float]]:
+) -> dict[tuple[tuple[int, ...], JobConfig], tuple[float, float]]:
     """Mean seconds of a step, and the seconds of samples with it."""
-    sums: dict[tuple[int, int, JobConfig], tuple[float, float]] = {}
+    sums: dict[tuple[tuple[int, ...], JobConfig], tuple[float, float]] = {}
     for step in (step for step in steps if step.application == application):
-        key = step.nodes, step.replicas, step.config
+        key = step.placement, step.config
         mean_s, weight_s = sums.get(key, (0.0, 0.0))
         both_s = weight_s + step.weight_s
         sums[key] = (mean_s * weight_s + step.step_s * step.weight_s) / both_s, both_s

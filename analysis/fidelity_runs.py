@@ -27,11 +27,11 @@ class JobFigures(Struct, frozen=True):
 
 
 class StepTime(Struct, frozen=True):
-    """Of one application in one configuration: mean seconds of a step, and seconds of samples with it."""
+    """Of one application in one configuration: mean seconds of a step, and seconds of samples with it.
+    `placement` has the replicas on each node, the most first."""
 
     application: str
-    nodes: int
-    replicas: int
+    placement: tuple[int, ...]
     config: JobConfig
     step_s: float
     weight_s: float
@@ -98,11 +98,17 @@ def figures(run: RunHistory) -> dict[str, JobFigures]:
 
 def step_times(run: RunHistory) -> tuple[StepTime, ...]:
     """Of every configuration in which its jobs were timed."""
-    sums: dict[tuple[str, int, int, JobConfig], list[float]] = {}
+    sums: dict[tuple[str, tuple[int, ...], JobConfig], list[float]] = {}
     for job in run.jobs.values():
+        placements = {
+            started.generation: tuple(sorted((part.replicas for part in started.allocation), reverse=True))
+            for _, started in job.generations
+        }
         for _, sample in job.samples:
-            if sample.timed_steps > 0 and sample.window_s > 0:
-                key = (job.spec.application, sample.nodes, sample.replicas, sample.config)
+            # A batch alone changes the generation, and not the group that was told of.
+            group = max((number for number in placements if number <= sample.generation), default=None)
+            if sample.timed_steps > 0 and sample.window_s > 0 and group is not None:
+                key = (job.spec.application, placements[group], sample.config)
                 step_s = sample.step_s + sample.config.accumulation * sample.accumulation_s
                 held = sums.setdefault(key, [0.0, 0.0])
                 held[0] += sample.window_s
@@ -114,14 +120,14 @@ def step_factors(
     steps: Iterable[StepTime], profiles: Mapping[str, Measured]
 ) -> tuple[tuple[str, float], ...]:
     """By application, what its steps took over what was measured of the same configurations, each weighted by
-    the time that it was in use: how much slower the machine was than on the day of the profiles. Only groups
-    on one node count, whose placements the samples tell. Nothing of an application without any."""
+    the time that it was in use: how much slower the machine was than on the day of the profiles. Nothing of
+    an application without any."""
     sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
     for step in steps:
         measured = profiles.get(step.application)
-        if measured and step.nodes == 1:
+        if measured:
             config = step.config
-            known_s = measured.step_s((step.replicas,), config.atomic_batch, config.accumulation)
+            known_s = measured.step_s(step.placement, config.atomic_batch, config.accumulation)
             sums[step.application][0] += step.weight_s * step.step_s / known_s
             sums[step.application][1] += step.weight_s
     return tuple((name, ratio / weight_s) for name, (ratio, weight_s) in sorted(sums.items()))

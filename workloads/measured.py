@@ -51,6 +51,8 @@ class Costs(msgspec.Struct, frozen=True, kw_only=True):
     """From the start of the verifier to the verified completion."""
     evaluation_slot_s: float
     """Of one replica that evaluates alone; several share the work."""
+    evaluation_group_s: float = 0.0
+    """What an evaluation by several takes beside their shares."""
     save_s: float = 0.0
     """To save the state of a job whose replicas leave."""
     exit_s: float = 0.0
@@ -234,6 +236,8 @@ class _Course(msgspec.Struct, frozen=True):
     sqr: list[float]
     var: list[float]
     trusted: list[float]
+    first_gain: float
+    """Of the steps up to the first row, on average."""
 
     def at(self, progress: float) -> tuple[float, float, float, float]:
         """Metric, square, variance, trusted part; linear between the rows, constant before and after them."""
@@ -280,6 +284,19 @@ class Measured:
         """What steps take one after the other, evaluations left out."""
         return self.step_s(placement, atomic, accumulation) * self.costs.step_overhead
 
+    def evaluation_s(self, replicas: int) -> float:
+        beside_s = self.costs.evaluation_group_s if replicas > 1 else 0.0
+        return self.step_factor * (self.costs.evaluation_slot_s / replicas + beside_s)
+
+    def gain(self, batch: int, progress: float, scale: float) -> float:
+        """Of a step at this scale, which is that of the batch but for the last step of an epoch: AdaScale's,
+        as common.goodput.model has it for arrays; before the first row, whose statistics are of later, at
+        most what the steps up to there were worth on average."""
+        course = self._course(batch)
+        _, sqr, var, _ = course.at(progress)
+        gain = (var + sqr) / (var / scale + sqr)
+        return min(gain, course.first_gain) if progress < course.progress[0] else gain
+
     def statistics(self, batch: int, progress: float) -> GradientStatistics:
         """When trained at this total batch up to this progress; trusted if those of half the jobs were."""
         _, sqr, var, trusted = self._course(batch).at(progress)
@@ -320,7 +337,9 @@ class Measured:
                     [a + share * (b - a) for a, b in zip(known.at(p), other.at(p), strict=True)]
                     for p in progress
                 ]
-                known = _Course(progress, *map(list, zip(*mixed, strict=True)))
+                metric, sqr, var, trusted = map(list, zip(*mixed, strict=True))
+                first_gain = known.first_gain + share * (other.first_gain - known.first_gain)
+                known = _Course(progress, metric, sqr, var, trusted, first_gain)
             self._between[batch] = known
         return known
 
@@ -333,13 +352,14 @@ class Measured:
 
 
 def _read_course(path: Path) -> _Course:
-    rows = read_columns(path, "progress,metric,grad_sqr,grad_var", "trusted")
-    columns = [list(column) for column in zip(*rows, strict=True)]
-    progress = columns[0]
+    rows = read_columns(path, "progress,iteration,metric,grad_sqr,grad_var", "trusted")
+    progress, iterations, *columns = (list(column) for column in zip(*rows, strict=True))
     if any(after <= before for before, after in pairwise(progress)):
         raise UserError(f"{path}: needs rows in order of progress, each with more than the one before")
-    if not all(map(max, columns[2], columns[3])):
+    if iterations[0] <= 0:
+        raise UserError(f"{path}: iteration {iterations[0]:g}: needs steps up to the first row")
+    if not all(map(max, columns[1], columns[2])):
         raise UserError(f"{path}: needs rows with a grad_sqr or a grad_var above 0")
-    if len(columns) == 4:
-        columns.append([1.0] * len(progress))
-    return _Course(*columns)
+    metric, sqr, var, *trusted = columns
+    of_half = trusted[0] if trusted else [1.0] * len(progress)
+    return _Course(progress, metric, sqr, var, of_half, progress[0] / iterations[0])

@@ -290,7 +290,7 @@ class CalibratedWorld:
         training, order = job.training, job.order
         assert order
         if training.progress >= training.next_evaluation:
-            evaluation_s = training.measured.costs.evaluation_slot_s / order.world_size
+            evaluation_s = training.measured.evaluation_s(order.world_size)
             self._time.after(evaluation_s, self._evaluated, job, job.turn)
             return
         job.offered = self._offer(job, order)

@@ -59,7 +59,7 @@ class Training:
         placement = tuple(placement.replicas for placement in order.allocation)
         step_s = measured.mean_step_s(placement, atomic, config.accumulation)
         scale = max(total / self.spec.min_batch_size, 1.0)
-        return Step(step_s, total, _gain(measured.statistics(batch, self.progress), scale))
+        return Step(step_s, total, measured.gain(batch, self.progress, scale))
 
     def take(self, step: Step, order: ReplicaOrder) -> None:
         batch = order.config.total_batch(order.world_size)
@@ -98,7 +98,7 @@ class Training:
         steps = 0.0
         while progress < need:
             part = min((math.floor(progress / every) + 1) * every, need) - progress
-            steps += part / _gain(measured.statistics(batch, progress), scale)
+            steps += part / measured.gain(batch, progress, scale)
             progress += part
         return max(steps, 1.0)
 
@@ -156,8 +156,3 @@ class Training:
             return None
         told = self.errors.told_statistics(self.measured.statistics(batch, self.progress))
         return structs.replace(told, trusted=told.trusted and self.steps >= MIN_ESTIMATES)
-
-
-def _gain(known: GradientStatistics, scale: float) -> float:
-    """AdaScale's, as common.goodput.model has it for arrays."""
-    return (known.var + known.sqr) / (known.var / scale + known.sqr)

@@ -53,8 +53,8 @@ def test_the_parts_of_a_completion_time_are_read_from_the_log():
     )  # fmt: skip
     assert breakdown(run.jobs["b"]) is None
     (alone, together) = step_times(run)
-    assert (alone.replicas, alone.step_s, alone.weight_s) == (1, pytest.approx(0.1), 5.0)
-    assert (together.replicas, together.weight_s) == (2, 4.0)
+    assert (alone.placement, alone.step_s, alone.weight_s) == ((1,), pytest.approx(0.1), 5.0)
+    assert (sum(together.placement), together.weight_s) == (2, 4.0)
 
 
 def test_seconds_without_slots_after_the_first_ones_are_preempted():
@@ -219,7 +219,7 @@ def test_ratios_of_policies_are_taken_pair_by_pair():
 def test_step_times_are_compared_in_the_configurations_that_both_sides_had():
     def steps(*rows: tuple[int, float, float]) -> tuple[StepTime, ...]:
         return tuple(
-            StepTime("matfac", 1, n, JobConfig(64), step_s, weight_s) for n, step_s, weight_s in rows
+            StepTime("matfac", (n,), JobConfig(64), step_s, weight_s) for n, step_s, weight_s in rows
         )
 
     one = pair("steady", "fixed", 1, [10.0], [10.0])

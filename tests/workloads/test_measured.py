@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from common.goodput.model import gain
 from common.lifecycle import UserError
 from common.types import GradientStatistics
 from tests.profiles import COSTS, NOISE, PASS_S, add_passes, needed_at, write_profiles
@@ -94,6 +95,27 @@ def test_statistics_lie_between_the_rows_and_the_batches_and_are_constant_beyond
     assert digits.statistics(8, 100.0) == digits.statistics(16, 100.0)
 
 
+def test_steps_before_the_first_row_are_worth_at_most_what_they_were_on_average(tmp_path: Path) -> None:
+    path = write_profiles(tmp_path) / "digits-cnn" / "validation-64.csv"
+    header, first, *rows = path.read_text().splitlines()
+    progress, _, *others = first.split(",")
+    begun = [progress, f"{float(progress) / 1.5:g}", *others]
+    path.write_text("\n".join([header, ",".join(begun), *rows]) + "\n")
+    digits = read_profiles(tmp_path, APPLICATIONS)["digits-cnn"]
+    of_statistics = float(gain(digits.statistics(64, 0.0), 4.0))
+    assert of_statistics > 1.5
+    assert digits.gain(64, 0.0, 4.0) == pytest.approx(1.5, rel=1e-5)
+    assert digits.gain(64, float(progress), 4.0) == pytest.approx(of_statistics)
+    assert digits.gain(64, 0.0, 1.0) == 1.0, "the short last step of an epoch"
+
+
+def test_evaluations_are_shared_but_for_what_a_group_takes_beside(tmp_path: Path) -> None:
+    costs = {"evaluation_slot_s": 0.4, "evaluation_group_s": 0.05}
+    digits = read_profiles(write_profiles(tmp_path, costs), APPLICATIONS)["digits-cnn"]
+    assert digits.evaluation_s(1) == pytest.approx(0.4)
+    assert digits.evaluation_s(4) == pytest.approx(0.15)
+
+
 def test_statistics_are_trusted_where_those_of_half_the_trainings_were(tmp_path: Path) -> None:
     path = write_profiles(tmp_path) / "digits-cnn" / "validation-16.csv"
     assert read_profiles(tmp_path, APPLICATIONS)["digits-cnn"].statistics(16, 0.0).trusted
@@ -175,13 +197,18 @@ def test_applications_that_were_not_measured_are_left_out(tmp_path: Path) -> Non
         ("matfac/validation-256.csv", "progress,metric,grad_sqr,grad_var\n1,x,1,1\n", "line 2: needs num"),
         (
             "matfac/validation-256.csv",
-            "progress,metric,grad_sqr,grad_var\n50,1,1,1\n25,1,1,1\n",
+            "progress,iteration,metric,grad_sqr,grad_var\n50,50,1,1,1\n25,25,1,1,1\n",
             "needs rows in order of progress",
         ),
         (
             "matfac/validation-256.csv",
-            "progress,metric,grad_sqr,grad_var\n25,1,1,1\n50,1,0,0\n",
+            "progress,iteration,metric,grad_sqr,grad_var\n25,25,1,1,1\n50,50,1,0,0\n",
             "needs rows with a grad_sqr or a grad_var above 0",
+        ),
+        (
+            "matfac/validation-256.csv",
+            "progress,iteration,metric,grad_sqr,grad_var\n25,0,1,1,1\n",
+            "iteration 0: needs steps up to the first row",
         ),
         (
             "machine.toml",

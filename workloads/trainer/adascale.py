@@ -15,10 +15,27 @@ iterations"); and so do budgets and evaluations here.
 Adam-like optimizers divide the gradient by its own running size, so that the rate must not carry the gain: it
 is multiplied by the square root of S (Krizhevsky 2014 for a constant variance of the update; Malladi et al.,
 "On the SDEs and Scaling Rules for Adaptive Gradient Algorithms", 2022). Progress counts r as well.
+
+What such an optimizer remembers of squared gradients is of the batches that they were of, and it remembers a
+thousand steps: a job that has grown from M0 to 16 M0 would go on with the steps that suit the noise of M0,
+and need half as much progress again. So when the scale changes, its memory is told at the new scale. A
+gradient at scale S is expected to have the square
+
+    sqr + var / S
+
+and what is remembered is multiplied by the ratio of the new to the old (`second_moment_ratio`). Measured on
+char-lm and matfac, three seeds each, from M0 to 16 M0 after 50 steps: progress to a target 533 and 957
+before, 405 and 660 so, 381 and 583 at 16 M0 from the beginning.
 """
 
 import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from common.types import GradientStatistics
+
+if TYPE_CHECKING:
+    import torch
 
 ScalingRule = Callable[[float, float], float]
 """(gain, scale) -> factor of the learning rate tuned at M0. Raises ValueError for a scale below 1."""
@@ -49,6 +66,8 @@ def _square_root(gain: float, scale: float) -> float:
     return math.sqrt(scale)
 
 
+SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq")
+"""Where torch's Adam and AdamW keep their running averages of squared gradients."""
 RULES: dict[str, ScalingRule] = {"sgd": _adascale, "adam": _square_root, "adamw": _square_root}
 
 
@@ -60,3 +79,17 @@ def scaling_rule(optimizer: str) -> ScalingRule:
         raise UnknownOptimizer(
             f"optimizer {optimizer!r}: no rule for its learning rate; known are {', '.join(sorted(RULES))}"
         ) from None
+
+
+def second_moment_ratio(known: GradientStatistics, former: float, scale: float) -> float:
+    """The expected square of a gradient at `scale` over that of one at `former`; 1 where nothing is known."""
+    before = known.sqr + known.var / former
+    return (known.sqr + known.var / scale) / before if before > 0.0 and math.isfinite(before) else 1.0
+
+
+def tell_at(optimizer: "torch.optim.Optimizer", ratio: float) -> None:
+    """Multiply what the optimizer remembers of squared gradients; one that remembers none is left alone."""
+    for kept in optimizer.state.values():
+        for name in SECOND_MOMENTS:
+            if name in kept:
+                kept[name].mul_(ratio)

@@ -11,7 +11,7 @@ import torch._dynamo  # A second's work, which the first optimizer of a process 
 
 from common.types import ApplicationSpec, JobSpec
 from workloads.tasks.interface import Task
-from workloads.trainer.adascale import scale_of, scaling_rule
+from workloads.trainer.adascale import scale_of, scaling_rule, second_moment_ratio, tell_at
 from workloads.trainer.checkpoint import CheckpointError
 from workloads.trainer.gradients import FlatGradients, Previous, StepSums
 from workloads.trainer.ledger import Fingerprints, Ledger, from_limbs, mix
@@ -54,6 +54,8 @@ class TrainingState:
         self.best_metric: float | None = None
         self.bad_steps = 0
         """Steps in a row that had to be skipped, up to the present."""
+        self.last_scale = 1.0
+        """Of the last update: what the optimizer remembers is told at it."""
         self.rule = scaling_rule(application.optimizer)
         """How the learning rate follows gain and scale."""
         self._rates = [group["lr"] for group in task.optimizer.param_groups]
@@ -107,7 +109,11 @@ class TrainingState:
             factor = self.rule(gain, scale) * self.task.rate(self.progress)
             for group, rate in zip(self.task.optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * factor
+            known = self.estimator.statistics()
+            if known and scale != self.last_scale:
+                tell_at(self.task.optimizer, second_moment_ratio(known, self.last_scale, scale))
             self.task.optimizer.step()
+            self.last_scale = scale
         self.ledger.add(int(sums.used), from_limbs(sums[-5:]))
         if self.sampler.advance(batch.total):
             self.ledger.end_epoch()
@@ -143,6 +149,7 @@ class TrainingState:
             "steps": self.steps,
             "examples": self.examples,
             "progress": self.progress,
+            "last_scale": self.last_scale,
             "next_evaluation": self.next_evaluation,
             "best_metric": self.best_metric,
             "bad_steps": self.bad_steps,
@@ -162,7 +169,15 @@ class TrainingState:
             self.estimator.load(content["estimator"])
             self.sampler.load(content["sampler"])
             self.ledger.load(content["ledger"])
-            for name in ("steps", "examples", "progress", "next_evaluation", "best_metric", "bad_steps"):
+            for name in (
+                "steps",
+                "examples",
+                "progress",
+                "last_scale",
+                "next_evaluation",
+                "best_metric",
+                "bad_steps",
+            ):
                 setattr(self, name, content[name])
         except FOREIGN as error:
             raise CheckpointError(f"does not fit: {type(error).__name__}: {error}") from error

@@ -72,6 +72,7 @@ HEAD = """\
 #   exit_s             from there until the replica's slot was free
 #   verify_s           from the start of the verifier to the completion
 #   evaluation_slot_s  one evaluation by one replica; n replicas share it
+#   evaluation_group_s what one by several takes beside their shares: they wait for each other
 #   step_overhead      mean over median time of a step, what lies between two included
 """
 

@@ -282,10 +282,16 @@ def costs(grid: Mapping[tuple[int, ...], Placed], lives: Sequence[Life]) -> dict
         "save_s": [life.save_s for life in lives],
         "exit_s": [life.exit_s for life in lives],
         "verify_s": [life.verify_s for life in lives],
-        "evaluation_slot_s": [
-            max(some.window_s - overhead * some.steps_s, 0.0) / some.count * replicas
-            for replicas, point in points
-            for some in point.evaluations
-        ],
     }
+    evaluations = [
+        (replicas, max(some.window_s - overhead * some.steps_s, 0.0) / some.count)
+        for replicas, point in points
+        for some in point.evaluations
+    ]
+    if alone := [seconds for replicas, seconds in evaluations if replicas == 1]:
+        slot_s = median(alone)
+        seen["evaluation_slot_s"] = [slot_s]
+        seen["evaluation_group_s"] = [
+            max(seconds - slot_s / replicas, 0.0) for replicas, seconds in evaluations if replicas > 1
+        ]
     return {name: median(values) for name, values in seen.items() if values} | {"step_overhead": overhead}

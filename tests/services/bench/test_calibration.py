@@ -166,8 +166,9 @@ def test_overhead_and_evaluations_are_told_apart():
     seen = point(config, [(sample(0.05, window_s=0.55), 0), (sample(0.05, window_s=0.95), 2)])
     table = costs({(1,): Placed(points=(seen,)), (2,): Placed(points=(seen,), resize_s=0.2)}, [])
     assert table["step_overhead"] == pytest.approx(1.1)
-    # 0.4 s for two; of one replica, and of two that share the work
-    assert table["evaluation_slot_s"] == pytest.approx((0.2 + 2 * 0.2) / 2)
+    # 0.4 s for two evaluations, by one replica and by two that share the work
+    assert table["evaluation_slot_s"] == pytest.approx(0.2)
+    assert table["evaluation_group_s"] == pytest.approx(0.2 - 0.2 / 2)
     assert table["resize_s"] == 0.2
     assert "start_s" not in table
 

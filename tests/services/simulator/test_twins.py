@@ -12,7 +12,7 @@ from common.config import Config, RunConfig, SchedulerConfig
 from services.scheduler.policies import make_policy
 from services.simulator.cases import Case, make_world, simulate
 from services.simulator.twins import twin
-from tests.profiles import write_profiles
+from tests.profiles import COSTS, write_profiles
 from tests.services.simulator.test_sensitivity import JOBS
 
 
@@ -123,6 +123,9 @@ def test_a_run_may_be_simulated_at_the_speed_that_the_machine_had_in_it(fidelity
         header, *rows = (line.split(",") for line in table.read_text().splitlines())
         slower = [[*row[:-2], *(str(1.25 * float(seconds)) for seconds in row[-2:])] for row in rows]
         table.write_text("".join(",".join(row) + "\n" for row in (header, *slower)))
+    machine = profiles / "machine.toml"
+    slow = f"evaluation_slot_s = {1.25 * COSTS['evaluation_slot_s']}"
+    machine.write_text(machine.read_text().replace(f"evaluation_slot_s = {COSTS['evaluation_slot_s']}", slow))
 
     def errors(*options: str) -> dict[str, float]:
         code, out, err = fidelity(place, "--profiles", profiles, "--json", "-j", 1, *options)

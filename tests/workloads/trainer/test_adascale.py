@@ -2,7 +2,14 @@ import math
 
 import pytest
 
-from workloads.trainer.adascale import UnknownOptimizer, check_scale, scale_of, scaling_rule
+from common.types import GradientStatistics
+from workloads.trainer.adascale import (
+    UnknownOptimizer,
+    check_scale,
+    scale_of,
+    scaling_rule,
+    second_moment_ratio,
+)
 from workloads.trainer.noise_scale import GradientNoiseScale, StepEstimate
 
 
@@ -15,6 +22,18 @@ def test_sgd_follows_the_gain_and_adam_the_square_root_of_the_scale() -> None:
     assert scaling_rule("sgd")(3.0, 16.0) == 3.0
     assert scaling_rule("adam")(3.0, 16.0) == 4.0
     assert scaling_rule("adamw")(3.0, 16.0) == 4.0
+
+
+def test_remembered_squares_follow_the_noise_of_the_scale() -> None:
+    known = GradientStatistics(sqr=1.0, var=4.0)
+    assert second_moment_ratio(known, 1.0, 4.0) == pytest.approx((1.0 + 1.0) / (1.0 + 4.0))
+    assert second_moment_ratio(known, 4.0, 1.0) == pytest.approx(5.0 / 2.0)
+    assert second_moment_ratio(GradientStatistics(sqr=1.0, var=0.0), 1.0, 16.0) == 1.0
+
+
+@pytest.mark.parametrize("sqr", [0.0, math.nan, math.inf])
+def test_statistics_that_say_nothing_leave_remembered_squares_alone(sqr: float) -> None:
+    assert second_moment_ratio(GradientStatistics(sqr=sqr, var=0.0), 1.0, 16.0) == 1.0
 
 
 def test_an_optimizer_without_a_rule_is_refused_by_name() -> None:

@@ -13,6 +13,7 @@ from common.types import ApplicationSpec, JobSpec
 from tests.integration import tiny_app
 from tests.integration.replica_fleet import tiny_spec
 from workloads.tasks.interface import Task
+from workloads.trainer.adascale import second_moment_ratio
 from workloads.trainer.checkpoint import CheckpointError
 from workloads.trainer.gradients import FlatGradients, StepSums
 from workloads.trainer.ledger import limbs
@@ -97,6 +98,7 @@ def test_a_state_that_was_saved_and_loaded_goes_on_the_same(
     assert torch.equal(weights(one), weights(other))
     assert other.ledger.finished == one.ledger.finished
     assert (other.steps, other.examples, other.progress) == (one.steps, one.examples, one.progress)
+    assert other.last_scale == one.last_scale == 3.0
 
 
 def test_rates_follow_gain_and_schedule() -> None:
@@ -107,6 +109,37 @@ def test_rates_follow_gain_and_schedule() -> None:
         [gain] = step([state], 96, 4)
     assert gain > 1.0
     assert task.optimizer.param_groups[0]["lr"] == pytest.approx(0.02 * gain * 0.5)
+
+
+def remembered(state: TrainingState) -> float:
+    return sum(float(kept["exp_avg_sq"].sum()) for kept in state.task.optimizer.state.values())
+
+
+def test_what_adam_remembers_is_told_at_the_scale_of_each_update() -> None:
+    """With a beta of 1 nothing is forgotten and nothing added: what is left is the change of scale."""
+    state = tiny_state(ADAM)
+    for _ in range(4):
+        step([state], 24)
+    for group in state.task.optimizer.param_groups:
+        group["betas"] = (0.9, 1.0 - 1e-15)
+    before = remembered(state)
+    step([state], 48, 2)
+    known = state.estimator.statistics()
+    assert known is not None
+    assert remembered(state) == pytest.approx(before * second_moment_ratio(known, 1.0, 2.0))
+    assert remembered(state) < before
+    larger = remembered(state)
+    step([state], 48, 2)
+    assert remembered(state) == pytest.approx(larger), "nothing changes while the batch stays"
+    assert state.last_scale == 2.0
+
+
+def test_a_change_of_scale_leaves_an_optimizer_that_remembers_no_squares_alone() -> None:
+    momentum = tiny_state()
+    for total, passes in ((24, 1),) * 4 + ((48, 2),) * 2:
+        step([momentum], total, passes)
+    assert momentum.last_scale == 2.0
+    assert all("exp_avg_sq" not in kept for kept in momentum.task.optimizer.state.values())
 
 
 def test_a_step_that_is_not_finite_changes_no_weight_and_is_not_trusted() -> None:
