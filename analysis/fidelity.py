@@ -26,7 +26,10 @@ from analysis.fidelity_runs import JobFigures, Pair, StepTime, paired
 from analysis.load import NoRuns
 from analysis.pairing import ORDER, LeftOut
 from analysis.winners import RULE, Winner, scores, winner
+from common.lifecycle import UserError
 from common.types import JobConfig, Struct
+from workloads.measured import PROFILES, Measured, read_profiles
+from workloads.tasks import applications
 
 
 class Sides(Struct, frozen=True):
@@ -84,6 +87,9 @@ class Fidelity(Struct, frozen=True):
     """Kendall's tau between the orders of the policies, made as winners are, by set and "overall"."""
     ratios: dict[str, Sides]
     """Of mean completion times: geometric means over the pairs of runs of the same set and seed."""
+    batch_efficiency: dict[str, Sides]
+    """By policy, means over the runs: the part of its time that training takes with the best batches
+    (`analysis.batches`)."""
     parts: dict[str, dict[str, Sides]]
     """Of a job's completion time, by policy, seconds."""
     applications: dict[str, dict[str, Sides]]
@@ -93,10 +99,12 @@ class Fidelity(Struct, frozen=True):
     left_out: tuple[LeftOut, ...]
 
 
-def compare_folders(real: Path, simulated: Path) -> tuple[Fidelity, list[Pair]]:
+def compare_folders(
+    real: Path, simulated: Path, profiles: Mapping[str, Measured]
+) -> tuple[Fidelity, list[Pair]]:
     """The comparison, and what it is made of. Raises NoRuns."""
     experiment = gather(real)
-    found = list(paired(experiment, simulated))
+    found = list(paired(experiment, simulated, profiles))
     pairs = [one for one in found if isinstance(one, Pair)]
     left_out = [one for one in found if isinstance(one, LeftOut)]
     if not pairs:
@@ -163,6 +171,19 @@ def compare(
             **{name: _order(of_set) for name, of_set in by_set.items() if name in winners},
         },
         ratios=_ratios(by_policy),
+        batch_efficiency={
+            policy: _sides(known)
+            for policy in policies
+            if (
+                known := [
+                    (pair.real_batches, pair.simulated_batches)
+                    for pair in pairs
+                    if pair.policy == policy
+                    and pair.real_batches is not None
+                    and pair.simulated_batches is not None
+                ]
+            )
+        },
         parts={policy: {part: _part(some, part) for part in PARTS} for policy, some in by_policy.items()},
         applications=_applications(jobs, pairs),
         per_run=tuple(runs),
@@ -315,8 +336,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print what fidelity.json would hold")
     options = parser.parse_args(argv)
     try:
-        found, _ = compare_folders(options.real, options.simulated)
-    except (NoRuns, ValueError) as error:  # ValueError: a path with a NUL
+        profiles = read_profiles(PROFILES, applications())
+        found, _ = compare_folders(options.real, options.simulated, profiles)
+    except (NoRuns, UserError, ValueError) as error:  # ValueError: a path with a NUL
         print(f"fidelity: {error}", file=sys.stderr)
         return 2
     print(encoded(found) if options.json else markdown(found), end="")

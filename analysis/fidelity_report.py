@@ -86,6 +86,19 @@ def markdown(found: Fidelity, note: str = "") -> str:
                 ((name, _n(sides.real, 3), _n(sides.simulated, 3)) for name, sides in found.ratios.items()),
             ),
         ]
+    if found.batch_efficiency:
+        parts += [
+            "## Batches, over the best ones\n",
+            "The part of its time that training takes if every batch is the best one for its slots and its "
+            "progress, by the profiles: what is left to win by batches alone.\n",
+            _table(
+                ("policy", "real", "simulated"),
+                (
+                    (policy, _n(sides.real, 3), _n(sides.simulated, 3))
+                    for policy, sides in found.batch_efficiency.items()
+                ),
+            ),
+        ]
     parts += [
         "## What a completion time consists of (mean seconds a job, real / simulated)\n",
         _both("policy", found.parts, PARTS),

@@ -4,6 +4,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+from analysis.batches import batch_efficiency, placements
 from analysis.breakdown import Breakdown, breakdown
 from analysis.experiment import Experiment
 from analysis.load import RunHistory, read_log, replay
@@ -48,9 +49,14 @@ class Pair(Struct, frozen=True):
     simulated: dict[str, JobFigures]
     real_steps: tuple[StepTime, ...] = ()
     simulated_steps: tuple[StepTime, ...] = ()
+    real_batches: float | None = None
+    """How near its batches come to the best ones (`analysis.batches`)."""
+    simulated_batches: float | None = None
 
 
-def paired(experiment: Experiment, simulated: Path) -> Iterator[Pair | LeftOut]:
+def paired(
+    experiment: Experiment, simulated: Path, profiles: Mapping[str, Measured]
+) -> Iterator[Pair | LeftOut]:
     """The runs of the experiment that count, with those in `simulated`, and what of both is left out."""
     counting, strangers = of_same_jobs(experiment.runs)
     yield from (*experiment.left_out, *strangers)
@@ -76,6 +82,8 @@ def paired(experiment: Experiment, simulated: Path) -> Iterator[Pair | LeftOut]:
             simulated={name: copy[name] for name in both},
             real_steps=step_times(histories[0]),
             simulated_steps=step_times(histories[1]),
+            real_batches=batch_efficiency(histories[0], profiles),
+            simulated_batches=batch_efficiency(histories[1], profiles),
         )
 
 
@@ -100,15 +108,11 @@ def step_times(run: RunHistory) -> tuple[StepTime, ...]:
     """Of every configuration in which its jobs were timed."""
     sums: dict[tuple[str, tuple[int, ...], JobConfig], list[float]] = {}
     for job in run.jobs.values():
-        placements = {
-            started.generation: tuple(sorted((part.replicas for part in started.allocation), reverse=True))
-            for _, started in job.generations
-        }
+        placement_of = placements(job)
         for _, sample in job.samples:
-            # A batch alone changes the generation, and not the group that was told of.
-            group = max((number for number in placements if number <= sample.generation), default=None)
-            if sample.timed_steps > 0 and sample.window_s > 0 and group is not None:
-                key = (job.spec.application, placements[group], sample.config)
+            placement = placement_of(sample)
+            if sample.timed_steps > 0 and sample.window_s > 0 and placement is not None:
+                key = (job.spec.application, placement, sample.config)
                 step_s = sample.step_s + sample.config.accumulation * sample.accumulation_s
                 held = sums.setdefault(key, [0.0, 0.0])
                 held[0] += sample.window_s

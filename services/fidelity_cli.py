@@ -76,9 +76,9 @@ def fidelity(
     if out is not None:
         writable(out)
     place = experiment.resolve()
-    suffix, scaled, of_profiles = "", "", {}
+    suffix, scaled, of_profiles = "", "", read_profiles(profiles or PROFILES, applications())
     if own_steps:
-        suffix, of_profiles = OWN_STEPS, read_profiles(profiles or PROFILES, applications())
+        suffix = OWN_STEPS
         scaled = "Step times are scaled, by run and application, to those that the real run has shown."
     name, simulations = NAME + suffix, place.with_name(f"{place.name}-simulated{suffix}")
 
@@ -109,7 +109,7 @@ def fidelity(
                     shutil.rmtree(simulations / left_out, ignore_errors=True)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-        found, pairs = compare_folders(place, simulations)
+        found, pairs = compare_folders(place, simulations, of_profiles)
         results_in = out or place
         (results_in / f"{name}.json").write_text(encoded(found), encoding="utf-8")
         (results_in / f"{name}.md").write_text(markdown(found, scaled), encoding="utf-8")

@@ -24,6 +24,7 @@ PURE_PARTS_OF_SERVICES = {
     "services.simulator.calibrated",
     "services.simulator.isolated",
     "workloads.measured",
+    "workloads.requests",
     "workloads.tasks",
 }
 """What analysis may use of the services: rules and models; and what these models are made of."""
@@ -75,6 +76,7 @@ PURE = (
     "services/simulator/training.py",
     "services/simulator/world.py",
     "analysis/audit.py",
+    "analysis/batches.py",
     "analysis/bootstrap.py",
     "analysis/breakdown.py",
     "analysis/comparison.py",

@@ -53,7 +53,7 @@ def best_batch(measured: Measured, job: JobSpec, replicas: int, slots: int) -> t
     Raises UserError where they can share no batch."""
     middle = measured.needed_progress(job.min_batch_size, job.target) / 2
     rates = {}
-    for config in _configs(job, replicas):
+    for config in configs(job, replicas):
         batch = config.total_batch(replicas)
         scale = batch / job.min_batch_size
         rates[batch] = float(gain(measured.statistics(batch, middle), scale)) / _step_s(
@@ -72,7 +72,7 @@ def slot_seconds(measured: Measured, job: JobSpec) -> float:
     """
     middle = measured.needed_progress(job.min_batch_size, job.target) / 2
     seconds = []
-    for config in _configs(job, 1):
+    for config in configs(job, 1):
         batch = config.total_batch(1)
         needed = measured.needed_progress(batch, job.target)
         steps = needed / float(gain(measured.statistics(batch, middle), batch / job.min_batch_size))
@@ -83,7 +83,7 @@ def slot_seconds(measured: Measured, job: JobSpec) -> float:
     return min(seconds, default=math.inf)
 
 
-def _configs(job: JobSpec, replicas: int) -> list[JobConfig]:
+def configs(job: JobSpec, replicas: int) -> list[JobConfig]:
     """Splits of each batch size that is tried; none where so many replicas can share none."""
     smallest = max(job.min_batch_size, replicas * job.min_atomic_batch)
     spread = np.geomspace(smallest, max(job.max_batch_size, smallest), BATCHES).round().astype(int).tolist()

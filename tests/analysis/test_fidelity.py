@@ -15,6 +15,8 @@ from common.protocol import GenerationStarted, RoundDecided
 from common.types import JobConfig
 from tests.analysis.logs import Happening, add, changed, good_run, save, written
 from tests.analysis.runs import happenings
+from workloads.measured import PROFILES, read_profiles
+from workloads.tasks import applications
 
 PARTS = ("allocations", "configs", "reasons")
 STUDENTS_T_ONE = 12.706
@@ -261,7 +263,8 @@ def test_folders_are_compared_run_by_run_and_the_files_say_so(tmp_path: Path, ca
         facts = {"set": "s", "requests": "tuned", "policy": policy, "seed": 7}
         (real / f"s-{policy}-7" / "run.json").write_text(json.dumps(facts))
     (real / "experiment.json").write_text('{"date": "2026-12-01", "machine": {"cores": 2}}')
-    found, pairs = compare_folders(real, simulated)
+    found, pairs = compare_folders(real, simulated, read_profiles(PROFILES, applications()))
+    assert found.batch_efficiency["fixed"].error == 0.0, "both trained with the same batches"
     assert found.mean_jct_error == {"fixed": pytest.approx(0.1)}
     assert [(left.run, left.why) for left in found.left_out] == [("s-pollux-7", "was not simulated")]
     assert (found.date, found.machine) == ("2026-12-01", {"cores": 2})
