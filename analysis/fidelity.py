@@ -171,19 +171,7 @@ def compare(
             **{name: _order(of_set) for name, of_set in by_set.items() if name in winners},
         },
         ratios=_ratios(by_policy),
-        batch_efficiency={
-            policy: _sides(known)
-            for policy in policies
-            if (
-                known := [
-                    (pair.real_batches, pair.simulated_batches)
-                    for pair in pairs
-                    if pair.policy == policy
-                    and pair.real_batches is not None
-                    and pair.simulated_batches is not None
-                ]
-            )
-        },
+        batch_efficiency={policy: _sides(known) for policy in policies if (known := _batches(pairs, policy))},
         parts={policy: {part: _part(some, part) for part in PARTS} for policy, some in by_policy.items()},
         applications=_applications(jobs, pairs),
         per_run=tuple(runs),
@@ -222,6 +210,12 @@ def _mean_jct(runs: Sequence[RunComparison]) -> Sides:
 
 def _part(runs: Sequence[RunComparison], name: str) -> Sides:
     return _sides((getattr(run.real, name), getattr(run.simulated, name)) for run in runs)
+
+
+def _batches(pairs: Sequence[Pair], policy: str) -> list[tuple[float, float]]:
+    """Of the policy's runs that have the figure on both sides."""
+    both = [(pair.real_batches, pair.simulated_batches) for pair in pairs if pair.policy == policy]
+    return [(real, copy) for real, copy in both if real is not None and copy is not None]
 
 
 def _absolute_error(jobs: Sequence[tuple[str, JobFigures, JobFigures]]) -> float:

@@ -1,6 +1,8 @@
 """What holds for every test: hypothesis draws the same examples in every run, however slow the machine is.
-And what many tests need: the command, in the test's own process."""
+Ctrl-C is heard by what tests start, also where the tests themselves run in the background of a shell, which
+has them ignore it. And what many tests need: the command, in the test's own process."""
 
+import signal
 import sys
 from collections.abc import Callable
 
@@ -9,7 +11,7 @@ from hypothesis import settings
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.load_profile("repeatable")
-
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 Outcome = tuple[int, str, str]
 """Exit code, output, errors."""

@@ -71,6 +71,9 @@ class Agent:
         self.join_when_ready()
 
     def on_exit(self, process: str, exited: Exit) -> None:
+        if self.reactor.stop.requested:
+            # The signal may have gone to the whole group, of which this process hears it as the last one.
+            self.jobs.end()
         self.jobs.on_exit(process, exited)
         self.join_when_ready()
 

@@ -644,6 +644,25 @@ def test_a_stop_takes_everything_down_in_time_and_loses_no_event(
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
+def test_replicas_that_a_signal_to_the_whole_group_ends_before_the_agent_hears_it_are_not_lost(
+    own_stack: tuple[Scheduler, AgentProcess],
+) -> None:
+    scheduler, agent = own_stack
+    scheduler.until(lambda: bool(scheduler.nodes))
+    scheduler.order(job := scheduler.job("stopped", 3))
+    scheduler.wait_until_running(job)
+    replicas = [psutil.Process(pid) for pid in scheduler.pids("stopped", 3)]
+    agent.process.suspend()
+    agent.process.terminate()
+    for replica in replicas:
+        replica.terminate()
+    assert psutil.wait_procs(replicas, timeout=WAIT_S)[1] == []
+    agent.process.resume()
+    scheduler.until(lambda: agent.popen.poll() is not None, STOP_S + 1.0)
+    assert len(scheduler.wait_for_events(ReplicaExited, "stopped", 3)) == 3
+    assert not [f for f in scheduler.facts if isinstance(f, ReplicaLost | JobRaised)]
+
+
 def test_a_stop_while_torch_is_being_imported_leaves_nothing(
     own_stack: tuple[Scheduler, AgentProcess],
 ) -> None:

@@ -11,7 +11,7 @@ import torch._dynamo  # A second's work, which the first optimizer of a process 
 
 from common.types import ApplicationSpec, JobSpec
 from workloads.tasks.interface import Task
-from workloads.trainer.adascale import scale_of, scaling_rule, second_moment_ratio, tell_at
+from workloads.trainer.adascale import scale_of, scale_second_moments, scaling_rule, second_moment_ratio
 from workloads.trainer.checkpoint import CheckpointError
 from workloads.trainer.gradients import FlatGradients, Previous, StepSums
 from workloads.trainer.ledger import Fingerprints, Ledger, from_limbs, mix
@@ -111,7 +111,8 @@ class TrainingState:
                 group["lr"] = rate * factor
             known = self.estimator.statistics()
             if known and scale != self.last_scale:
-                tell_at(self.task.optimizer, second_moment_ratio(known, self.last_scale, scale))
+                ratio = second_moment_ratio(known, self.last_scale, scale)
+                scale_second_moments(self.task.optimizer, ratio)
             self.task.optimizer.step()
             self.last_scale = scale
         self.ledger.add(int(sums.used), from_limbs(sums[-5:]))
