@@ -67,15 +67,16 @@ class Recipe(Struct, frozen=True):
     pattern: tuple[int, ...] = (1,)
 
 
-MIDDLING = (Lengths(jobs=18, low=0.5, high=1.5),)
-MOSTLY_SHORT = (Lengths(jobs=20, low=0.25, high=0.6), Lengths(jobs=4, low=1.6, high=2.0))
+MIXED = (Lengths(jobs=24, low=0.25, high=2.0),)
+"""The jobs of a cluster differ by orders of magnitude in length; eightfold is what our targets allow."""
+MOSTLY_SHORT = (Lengths(jobs=20, low=0.3, high=0.75), Lengths(jobs=4, low=1.7, high=2.0))
 RECIPES = {
     recipe.name: recipe
     for recipe in (
-        Recipe(name="steady", lengths=MIDDLING, load=1.0),
-        Recipe(name="burst", lengths=MIDDLING, load=None),
+        Recipe(name="steady", lengths=MIXED, load=1.0),
+        Recipe(name="burst", lengths=MIXED, load=None),
         Recipe(name="tail", lengths=MOSTLY_SHORT, load=1.0),
-        Recipe(name="diurnal", lengths=MIDDLING, load=0.8, pattern=DAY),
+        Recipe(name="diurnal", lengths=MIXED, load=0.8, pattern=DAY),
     )
 }
 
