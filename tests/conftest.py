@@ -1,7 +1,10 @@
 """What holds for every test: hypothesis draws the same examples in every run, however slow the machine is.
 Ctrl-C is heard by what tests start, also where the tests themselves run in the background of a shell, which
-has them ignore it. And what many tests need: the command, in the test's own process."""
+has them ignore it. One thread a process, as under `make test`: on a busy machine threads of torch that wait
+for each other make a test of 5 s one of 40 s. And what many tests need: the command, in the test's own
+process."""
 
+import os
 import signal
 import sys
 from collections.abc import Callable
@@ -11,6 +14,7 @@ from hypothesis import settings
 
 settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 settings.load_profile("repeatable")
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # Before anything imports torch.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 Outcome = tuple[int, str, str]
