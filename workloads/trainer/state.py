@@ -11,7 +11,7 @@ import torch._dynamo  # A second's work, which the first optimizer of a process 
 
 from common.types import ApplicationSpec, JobSpec
 from workloads.tasks.interface import Task
-from workloads.trainer.adascale import scale_of, scale_second_moments, scaling_rule, second_moment_ratio
+from workloads.trainer.adascale import rescale_averages, scale_of, scaling_rule
 from workloads.trainer.checkpoint import CheckpointError
 from workloads.trainer.gradients import FlatGradients, Previous, StepSums
 from workloads.trainer.ledger import Fingerprints, Ledger, from_limbs, mix
@@ -109,10 +109,9 @@ class TrainingState:
             factor = self.rule(gain, scale) * self.task.rate(self.progress)
             for group, rate in zip(self.task.optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * factor
-            known = self.estimator.statistics()
-            if known and scale != self.last_scale:
-                ratio = second_moment_ratio(known, self.last_scale, scale)
-                scale_second_moments(self.task.optimizer, ratio)
+            if scale != self.last_scale:
+                known = self.estimator.statistics()
+                rescale_averages(self.task.optimizer, known, self.last_scale, scale)
             self.task.optimizer.step()
             self.last_scale = scale
         self.ledger.add(int(sums.used), from_limbs(sums[-5:]))
