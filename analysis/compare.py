@@ -13,6 +13,8 @@ if not __package__:  # run as a script: the packages stand beside this folder, n
 
 import typer
 
+from common.options import path_of
+
 if TYPE_CHECKING:
     from analysis.comparison import Comparison
     from analysis.report import Report
@@ -22,10 +24,14 @@ JSON_FILE, MARKDOWN_FILE = "comparison.json", "comparison.md"
 
 
 def compare(
-    place: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of an experiment's runs.")],
+    place: Annotated[
+        Path, typer.Argument(parser=path_of, metavar="DIR", help="Folder of an experiment's runs.")
+    ],
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help=f"Write {JSON_FILE}, {MARKDOWN_FILE} and figures there."),
+        typer.Option(
+            parser=path_of, metavar="DIR", help=f"Write {JSON_FILE}, {MARKDOWN_FILE} and figures there."
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help=f"Print what {JSON_FILE} holds.")] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
@@ -39,7 +45,9 @@ def compare(
     ] = None,
     profiles: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Measured profiles for rho; without it, those of the project."),
+        typer.Option(
+            parser=path_of, metavar="DIR", help="Measured profiles for rho; without it, those of the project."
+        ),
     ] = None,
 ) -> int:
     """Compare policies over the runs of an experiment.

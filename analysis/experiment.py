@@ -97,6 +97,8 @@ def gather(
     (`analysis.fairness`), without it runs of one job alone are of no use; `shown` may follow how the reading
     goes on. Raises NoRuns."""
     find_logs(place)  # says what is wrong with a place without runs
+    if place.is_file():
+        raise NoRuns(f"{place}: is a file; needed: the folder of an experiment's runs")
     if is_run(place):
         raise NoRuns(f"{place}: is one run; needed: the folder of runs that it lies in")
     runs: list[Run] = []

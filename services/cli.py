@@ -13,11 +13,11 @@ import typer
 from typer.exceptions import TyperException
 
 from analysis.compare import compare
+from common.options import integer, number, path_of, real
 from services.bench.calibration.cli import calibrate
 from services.bench.cli import app as bench
 from services.experiment.cli import experiment
 from services.fidelity_cli import fidelity
-from services.options import integer, number, real
 from services.sensitivity_cli import sensitivity
 from services.simulator.cli import simulate
 from services.workload_cli import app as workload
@@ -104,7 +104,9 @@ def submit(
     file: Annotated[
         Path | None,
         typer.Argument(
-            metavar="FILE", help="Workload file (TOML); every job is submitted when its at_s has come."
+            parser=path_of,
+            metavar="FILE",
+            help="Workload file (TOML); every job is submitted when its at_s has come.",
         ),
     ] = None,
     application: Annotated[
@@ -224,7 +226,9 @@ def watch(
 
 @app.command()
 def keys(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder for the keys; made if need be.")],
+    folder: Annotated[
+        Path, typer.Argument(parser=path_of, metavar="DIR", help="Folder for the keys; made if need be.")
+    ],
     names: Annotated[
         list[str] | None,
         typer.Argument(metavar="NAME ...", help='One pair of keys each; "client" if none is given.'),
@@ -249,7 +253,9 @@ def keys(
 
 @app.command()
 def summarize(
-    logs: Annotated[Path, typer.Argument(metavar="DIR", help="A run's folder, or one with runs in it.")],
+    logs: Annotated[
+        Path, typer.Argument(parser=path_of, metavar="DIR", help="A run's folder, or one with runs in it.")
+    ],
     as_json: Annotated[bool, typer.Option("--json", help="Print a list of runs as JSON.")] = False,
 ) -> int:
     """Sum up and audit finished runs by their logs.
@@ -260,7 +266,7 @@ def summarize(
 
 @app.command()
 def run(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Workload file (TOML).")],
+    file: Annotated[Path, typer.Argument(parser=path_of, metavar="FILE", help="Workload file (TOML).")],
     policy: Annotated[str | None, typer.Option(help="Policy, instead of the configuration's.")] = None,
     timeout_s: Annotated[
         float | None,
@@ -288,12 +294,17 @@ def run(
     config = _with(config, "run", workload=workload.name, seed=config.run.seed or workload.seed)
     config = _with(config, "scheduler", policy=policy or config.scheduler.policy)
     _check_policy(config.scheduler.policy)
-    with signals_raise(), Stack(config, os.environ) as stack, Client(stack.config) as client:
-        print(f"run {stack.run_id}: the stack is up; its output is in {stack.output}", flush=True)
-        arrivals = Arrivals(client, read(client.slots()))
-        over = arrivals.over(math.inf if timeout_s is None else timeout_s)
-        with screen() as show:
-            code = _verdict(arrivals, follow(stack.jobs, show, over))
+    stack = Stack(config, os.environ)
+    try:
+        with signals_raise(), stack, Client(stack.config) as client:
+            print(f"run {stack.run_id}: the stack is up; its output is in {stack.output}", flush=True)
+            arrivals = Arrivals(client, read(client.slots()))
+            over = arrivals.over(math.inf if timeout_s is None else timeout_s)
+            with screen() as show:
+                code = _verdict(arrivals, follow(stack.jobs, show, over))
+    except KeyboardInterrupt:
+        print(f"interrupted: the stack is down; what the run has logged is in {stack.run_dir}", flush=True)
+        raise
     for process in stack.killed:
         _complain(f"had to be killed: {process}", 1)
     return max(code, _summarize(stack.run_dir, as_json=False))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.options import whole
+from common.options import path_of, whole
 from services.sensitivity_cli import writable
 
 if TYPE_CHECKING:
@@ -22,15 +22,22 @@ OWN_STEPS = "-own-steps"
 
 def fidelity(
     experiment: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder of real runs, as `coadapt experiment` writes it.")
+        Path,
+        typer.Argument(
+            parser=path_of, metavar="DIR", help="Folder of real runs, as `coadapt experiment` writes it."
+        ),
     ],
     profiles: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Measured profiles, instead of those that come with coadapt."),
+        typer.Option(
+            parser=path_of, metavar="DIR", help="Measured profiles, instead of those that come with coadapt."
+        ),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help=f"For {NAME}.json, {NAME}.md and {NAME}.svg, instead of DIR."),
+        typer.Option(
+            parser=path_of, metavar="DIR", help=f"For {NAME}.json, {NAME}.md and {NAME}.svg, instead of DIR."
+        ),
     ] = None,
     own_steps: Annotated[
         bool,

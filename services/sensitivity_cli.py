@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.options import whole
+from common.options import path_of, whole
 
 if TYPE_CHECKING:
     from analysis.sensitivity import Outcome
@@ -26,12 +26,16 @@ def sensitivity(
     world: Annotated[str, typer.Option(metavar="NAME", help="calibrated or osdi21.")],
     traces: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="For osdi21: the artifact's folder, which holds traces/."),
+        typer.Option(
+            parser=path_of, metavar="DIR", help="For osdi21: the artifact's folder, which holds traces/."
+        ),
     ] = None,
     profiles: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="For calibrated: measured profiles, instead of those that come with coadapt."
+            parser=path_of,
+            metavar="DIR",
+            help="For calibrated: measured profiles, instead of those that come with coadapt.",
         ),
     ] = None,
     names: Annotated[
@@ -57,7 +61,9 @@ def sensitivity(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="DIR", help="Write sensitivity-WORLD.json, sensitivity-WORLD.md and a figure a sweep."
+            parser=path_of,
+            metavar="DIR",
+            help="Write sensitivity-WORLD.json, sensitivity-WORLD.md and a figure a sweep.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not Markdown.")] = False,

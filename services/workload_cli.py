@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from services.options import whole
+from common.options import path_of, whole
 
 ALL = "all"
 MAX_SEED = 2**31 - 1
@@ -40,7 +40,9 @@ def generate(
     ] = 1,
     profiles: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Measured profiles, instead of those that come with coadapt."),
+        typer.Option(
+            parser=path_of, metavar="DIR", help="Measured profiles, instead of those that come with coadapt."
+        ),
     ] = None,
     nodes: Annotated[
         int, typer.Option(parser=whole(1, MAX_NODES), metavar="N", help="Nodes of the cluster it is for.")
@@ -51,6 +53,7 @@ def generate(
     out: Annotated[
         Path | None,
         typer.Option(
+            parser=path_of,
             metavar="PATH",
             help="File to write; for several sets, the folder of SET-KIND.toml. Without: print.",
         ),

@@ -16,6 +16,7 @@ import typer
 from msgspec import structs
 
 from common.lifecycle import UserError
+from common.options import whole
 from common.types import (
     GradientStatistics,
     JobProfile,
@@ -27,7 +28,6 @@ from common.types import (
     replicas_of,
 )
 from services.bench.measure import Progress, quantile, report, table
-from services.options import whole
 from services.scheduler.decisions import NoDecision, decided
 from services.scheduler.policies import UnknownPolicy, make_policy
 from services.scheduler.policies.interface import ClusterView, Decision, JobView

@@ -17,12 +17,12 @@ from typing import Annotated, Any
 import typer
 
 from common.lifecycle import signals_raise
+from common.options import number, whole
 from common.protocol import EventRecord, TrainingSample
 from common.types import JobConfig
 from services.bench.cluster import BenchError, Cluster, endless
 from services.bench.measure import Progress, in_turns, ratio_of_pairs, report, summary, table
 from services.bench.processes import ONE_THREAD, python
-from services.options import number, whole
 from services.stack import ROOT
 from workloads.tasks import digits_cnn, unevaluated
 

@@ -31,12 +31,12 @@ import typer
 from common.codec import decode
 from common.config import TrainerConfig
 from common.lifecycle import signals_raise, unheard
+from common.options import number
 from common.protocol import JobRaised, ReplicaLost, ReplicaMessage, ReplicaOrder, ReplicaStart, TrainingSample
 from common.types import JobConfig
 from services.bench.cluster import WAIT_S, BenchError, endless
 from services.bench.measure import Progress, report, table
 from services.bench.processes import ONE_THREAD
-from services.options import number
 from workloads.tasks import applications
 
 APPLICATIONS = ("digits-cnn", "char-lm")

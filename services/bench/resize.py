@@ -17,12 +17,12 @@ from typing import Annotated, Any
 import typer
 
 from common.lifecycle import signals_raise
+from common.options import whole
 from common.protocol import EventRecord, GenerationStarted, TrainingSample
 from common.types import ApplicationSpec, batch_config
 from services.bench.cluster import BenchError, Cluster, endless
 from services.bench.measure import Progress, report, summary, table
 from services.bench.processes import ONE_THREAD, python
-from services.options import whole
 from services.stack import ROOT
 from workloads.tasks import applications
 

@@ -20,10 +20,10 @@ import typer
 
 from common.config import load_config
 from common.lifecycle import signals_raise
+from common.options import whole
 from common.types import ApplicationSpec
 from services.bench.cluster import BenchError
 from services.bench.measure import Progress, report, table
-from services.options import whole
 from workloads.tasks import applications
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.options import whole
+from common.options import path_of, whole
 
 if TYPE_CHECKING:
     from services.experiment.folder import Folder, RunRecord
@@ -22,7 +22,9 @@ MAX_PARALLEL = 1024
 
 
 def experiment(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Definition of the experiment (TOML).")],
+    file: Annotated[
+        Path, typer.Argument(parser=path_of, metavar="FILE", help="Definition of the experiment (TOML).")
+    ],
     policies: Annotated[
         list[str] | None,
         typer.Option("--policy", metavar="NAME", help="Only this policy; several: give the option again."),

@@ -103,6 +103,7 @@ class Processes:
         self._children: dict[str, _Child] = {}
         self._store: _Child | None = None
         self._launcher: threading.Thread | None = None
+        self._closing = False
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(list(PRELOADED))
 
@@ -127,7 +128,8 @@ class Processes:
                 with unheard(*STOP_SIGNALS):
                     process.start()
             except (EOFError, OSError) as error:
-                log.error("the forkserver did not start the store", error=repr(error))
+                if not self._closing:
+                    log.error("the forkserver did not start the store", error=repr(error))
             finally:
                 theirs.close()
 
@@ -279,6 +281,7 @@ class Processes:
     def close(self) -> None:
         """End store, forkserver and resource tracker, after `end_children`. Nothing is left when it
         returns, unless the system could not kill a process."""
+        self._closing = True
         if self._launcher is not None and self._store is not None and self._store.handle is None:
             # Torch may be still importing: end the forkserver under the waiting thread.
             while self._launcher.is_alive():

@@ -32,10 +32,19 @@ def decided(decide: Decide, view: ClusterView, memory: Any, seed: int) -> Decisi
     except NoDecision:
         raise
     except (Exception, SystemExit) as error:
-        problem = f"{type(error).__name__}: {error}"
+        problem = f"{type(error).__name__}: {error} ({_where(error)})"
     if problem:
         raise NoDecision(problem.encode("utf-8", "backslashreplace").decode())
     return decision
+
+
+def _where(error: BaseException) -> str:
+    """File and line of what raised it."""
+    at = error.__traceback__
+    assert at is not None
+    while at.tb_next is not None:
+        at = at.tb_next
+    return f"{at.tb_frame.f_code.co_filename.rpartition('/')[2]}, line {at.tb_lineno}"
 
 
 def _plain(decision: object) -> Decision:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from services.options import number, whole
+from common.options import number, path_of, whole
 
 if TYPE_CHECKING:
     from services.simulator.results import Result
@@ -21,12 +21,6 @@ MIN_ROUND_S, MAX_SECONDS = 0.01, 1e6
 MAX_INTERFERENCE = 0.99
 
 
-def _path(text: str) -> Path:
-    if not text:
-        raise typer.BadParameter("'': allowed: a path")
-    return Path(text)
-
-
 def simulate(
     policies: Annotated[
         list[str],
@@ -36,7 +30,7 @@ def simulate(
         list[Path] | None,
         typer.Option(
             "--workload",
-            parser=_path,
+            parser=path_of,
             metavar="FILE",
             help="Workload (CSV or TOML), a folder of them, or the name of a set; several: give it again.",
         ),
@@ -54,13 +48,13 @@ def simulate(
     traces: Annotated[
         Path | None,
         typer.Option(
-            parser=_path, metavar="DIR", help="For osdi21: the artifact's folder, which holds traces/."
+            parser=path_of, metavar="DIR", help="For osdi21: the artifact's folder, which holds traces/."
         ),
     ] = None,
     profiles: Annotated[
         Path | None,
         typer.Option(
-            parser=_path,
+            parser=path_of,
             metavar="DIR",
             help="For calibrated: what `coadapt calibrate` wrote; without it, the profiles that come along.",
         ),
@@ -110,7 +104,7 @@ def simulate(
     out: Annotated[
         Path | None,
         typer.Option(
-            parser=_path,
+            parser=path_of,
             metavar="DIR",
             help="Keep the event log of every run in a folder of its own in DIR.",
         ),

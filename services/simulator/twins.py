@@ -42,7 +42,10 @@ def twin(
     slot speed than the profiles were measured at, or with settings that cannot be simulated."""
     workload, config = run / WORKLOAD_FILE, _config(run / CONFIG_FILE)
     if not workload.is_file():
-        raise UserError(f"{workload}: no such file; the run cannot be simulated without its workload")
+        raise UserError(
+            f"{workload}: no such file; the run cannot be simulated without its workload, which only "
+            "runs of `coadapt experiment` keep"
+        )
     for key in TAKEN_AS_DEFAULT:
         had, simulated = getattr(config.trainer, key), getattr(TRAINER, key)
         if had != simulated:

@@ -171,6 +171,8 @@ def test_a_run_is_no_experiment(tmp_path: Path) -> None:
     folder = put(tmp_path, "tail", "fixed", 1, [10.0])
     with pytest.raises(NoRuns, match="is one run"):
         gather(folder)
+    with pytest.raises(NoRuns, match="is a file; needed: the folder"):
+        gather(folder / "events.jsonl")
 
 
 # --------------------------------------------------------------------------- the command

@@ -45,6 +45,7 @@ from common.transport import (
     load_keys,
     make_keys,
 )
+from services.stack import free_endpoints
 
 ANY_PORT = "tcp://127.0.0.1:*"
 WAIT_S = 20
@@ -511,7 +512,7 @@ class TestEvents:
         assert self.records[0].seq + len(self.records) - 1 == self.records[-1].seq
 
     def test_closing_without_a_logger_is_bounded_and_keeps_the_events(self, reactor, tmp_path):
-        endpoints = EndpointsConfig(logger_events=free_endpoint(), collector_events=free_endpoint())
+        endpoints = free_endpoints(EndpointsConfig())
         publisher = EventPublisher(reactor, "run", "scheduler", "one", endpoints, tmp_path)
         publisher.publish(JobCancelled(job_id="a"))
         start_s = time.monotonic()

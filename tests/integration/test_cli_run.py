@@ -111,10 +111,11 @@ def test_ctrl_c_takes_a_training_stack_down_within_five_seconds(tmp_path):
         shared_memory = shared_memory_of(processes)
         start_s = time.monotonic()
         os.killpg(command.pid, signal.SIGINT)
-        _, errors = command.communicate(timeout=10)
+        out, errors = command.communicate(timeout=10)
         assert time.monotonic() - start_s < 5.0
         assert command.returncode == 130
         assert errors == ""
+        assert out.splitlines()[-1].startswith("interrupted: the stack is down")
         assert_nothing_is_left(tmp_path, shared_memory)
 
 

@@ -672,6 +672,7 @@ def test_a_stop_while_torch_is_being_imported_leaves_nothing(
     scheduler.until(lambda: agent.popen.poll() is not None, STOP_S)
     assert agent.popen.returncode == 0
     assert agent.family() == []
+    assert "did not start" not in agent.output.read_text()
 
 
 def test_when_the_agent_is_killed_everything_else_ends_by_itself(

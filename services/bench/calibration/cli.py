@@ -5,14 +5,16 @@ from typing import Annotated
 
 import typer
 
-from services.options import whole
+from common.options import path_of, whole
 
 PROFILES = Path(__file__).resolve().parents[3] / "workloads" / "profiles"
 
 
 def calibrate(
     app: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Application; all if none.")] = None,
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Where the profiles go.")] = PROFILES,
+    out: Annotated[
+        Path, typer.Option(parser=path_of, metavar="DIR", help="Where the profiles go.")
+    ] = PROFILES,
     seeds: Annotated[
         int, typer.Option(parser=whole(1, 1000), metavar="N", help="Trainings at each total batch.")
     ] = 5,

@@ -251,9 +251,10 @@ def test_rounds_in_which_a_policy_fails_change_nothing_and_are_told() -> None:
     run, _ = drive(made_up(world, [(0.0, 1), (0.0, 2)]), world, Raises())
     assert len(run.state.ended) == 2
     assert run.state.rounds // 2 <= len(run.undecided) <= run.state.rounds // 2 + 1
-    assert set(run.undecided) == {
+    (told,) = set(run.undecided)
+    assert told.startswith(
         "kept as it was: policy 'raises' gave no valid decision: ZeroDivisionError: by zero"
-    }
+    )
 
 
 def test_what_a_policy_says_of_a_job_it_keeps_is_not_taken_for_a_failure() -> None:

@@ -1,9 +1,18 @@
-"""Parsers of the command line's numbers: what they refuse is named with its value and what is allowed."""
+"""Parsers of the command line's numbers and paths: what they refuse is named with its value and what is
+allowed."""
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import typer
+
+
+def path_of(text: str) -> Path:
+    """An empty one would be the present folder: a variable that was not set, rather than meant."""
+    if not text:
+        raise typer.BadParameter("'': allowed: a path")
+    return Path(text)
 
 
 def integer(text: str) -> int:
