@@ -1,5 +1,6 @@
 # make demo [POLICY=pollux|coadapt|throughput|dynamic|fixed|...]; make test; make install; make clean
-# make experiment [EXPERIMENT=FILE.toml] [SEEDS=N]; interrupted, the same again goes on
+# make experiment [EXPERIMENT=FILE.toml] [SEEDS=N]; interrupted, the same again goes on. With COADAPT_OSDI21 set to
+# the folder of the published traces it varies their world, too.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,6 +11,8 @@ NAME := $(basename $(notdir $(EXPERIMENT)))
 WHAT := $(EXPERIMENT)$(if $(SEEDS), --seeds $(SEEDS))
 RUNS := logs/$(NAME)
 RESULTS := analysis/results$(if $(filter-out cpu,$(NAME)),/$(NAME))
+SENSITIVITY := $(if $(filter cpu,$(NAME)),"sensitivity --world calibrated --out $(RESULTS)" \
+	$(if $(COADAPT_OSDI21),"sensitivity --world osdi21 --traces $(COADAPT_OSDI21) --out $(RESULTS)"))
 
 export OMP_NUM_THREADS := 1
 
@@ -29,8 +32,7 @@ demo: $(INSTALLED)
 experiment: $(INSTALLED)
 	@failed=0; \
 	for step in "experiment $(WHAT)" "experiment $(WHAT) --isolated" "compare $(RUNS) --out $(RESULTS)" \
-		"fidelity $(RUNS) --out $(RESULTS)" "fidelity $(RUNS) --own-steps --out $(RESULTS)" \
-		"sensitivity --world calibrated --out $(RESULTS)"; \
+		"fidelity $(RUNS) --out $(RESULTS)" "fidelity $(RUNS) --own-steps --out $(RESULTS)" $(SENSITIVITY); \
 	do \
 		echo "coadapt $$step"; $(BIN)/coadapt $$step; code=$$?; \
 		if [ $$code -gt 1 ]; then exit $$code; elif [ $$code -eq 1 ]; then failed=1; fi; \

@@ -149,7 +149,8 @@ def to_json(report: "Report") -> str:
         "rho": report.rho_from,
         "method": METHOD,
         "scope": SCOPE,
-        "machine": report.experiment.about.get("machine"),
+        "noise": report.noise,
+        **report.experiment.made_by,
         "date": report.experiment.date,
     }
     # msgspec writes what is not a number as null; json keeps to ASCII, whatever stdout's encoding.

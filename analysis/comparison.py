@@ -31,7 +31,10 @@ METHOD = (
     "one pool over all sets: they hold for these sets, which may differ from one another, see the figures of "
     "each. Those 'by sets' resample sets first, then seeds within them: of other sets like these, they are "
     f"the ones to go by. The interval of n < {ENOUGH_PAIRS} pairs is their whole range, which covers no more "
-    "than 1 - 2^(1 - n): 75% for three pairs. Every interval stands for itself: of many, some miss by chance."
+    "than 1 - 2^(1 - n): 75% for three pairs. Every interval stands for itself: of many, some miss by "
+    "chance. An experiment repeats a run in which a job fails as it does one that was lost to noise: figures "
+    "are of runs in which every job met its target. Goodput counts all progress, also that of jobs which "
+    "need more of it to their targets than others do."
 )
 SCOPE = (
     "Scope: small CPU jobs, a simplified goodput model and the policies named here. It says nothing certain "

@@ -20,6 +20,7 @@ import msgspec
 from analysis.fairness import IsolatedTime
 from analysis.load import RUN_MARKS, NoRuns, Replay, RunHistory, find_logs, read_log
 from analysis.metrics import RunSummary, replicas_mean
+from analysis.noise import Conditions
 from analysis.pairing import LeftOut, Run
 from analysis.summarize import plain, summarize
 from common.eventlog import EVENTS_FILE
@@ -29,7 +30,7 @@ FACTS_FILE, ABOUT_FILE, WORKLOAD_FILE = "run.json", "experiment.json", "workload
 LOST, ISOLATED = "lost", "isolated"
 
 
-class RunFacts(msgspec.Struct, frozen=True):
+class RunFacts(Conditions, frozen=True, kw_only=True):
     """What compare needs of a run.json."""
 
     set: str
@@ -67,15 +68,24 @@ class Alone(Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Experiment:
-    """`lost`: what was repeated. `about`: experiment.json, empty without one."""
+    """`conditions`: by run, of those with a run.json. `lost`: what was repeated. `about`: experiment.json,
+    empty without one."""
 
     place: Path
     runs: tuple[Run, ...]
+    conditions: dict[str, Conditions]
     left_out: tuple[LeftOut, ...]
     lost: tuple[LeftOut, ...]
     alone: tuple[Alone, ...]
     about: dict[str, Any]
     date: str | None
+
+    @property
+    def made_by(self) -> dict[str, Any]:
+        """Machine, versions and the digest of the code, as far as they are known."""
+        conditions = self.about.get("conditions")
+        code = conditions.get("code") if isinstance(conditions, dict) else None
+        return {"machine": self.about.get("machine"), "versions": self.about.get("versions"), "code": code}
 
     @property
     def memory(self) -> list[str]:
@@ -102,6 +112,7 @@ def gather(
     if is_run(place):
         raise NoRuns(f"{place}: is one run; needed: the folder of runs that it lies in")
     runs: list[Run] = []
+    conditions: dict[str, Conditions] = {}
     out: list[LeftOut] = []
     starts: list[str] = []
     singles: list[Alone] = []
@@ -111,6 +122,7 @@ def gather(
             facts, judged = _judge(folder, isolated or (lambda _: None))
             if isinstance(judged, Run):
                 runs.append(judged)
+                conditions |= {judged.name: facts} if facts else {}
                 starts += [facts.started] if facts and facts.started else []
             else:
                 out.append(judged)
@@ -127,6 +139,7 @@ def gather(
     return Experiment(
         place=place,
         runs=tuple(runs),
+        conditions=conditions,
         left_out=tuple(out),
         lost=tuple(_lost(place / LOST)),
         alone=tuple(singles),
@@ -225,7 +238,10 @@ def _fault(summary: RunSummary) -> str:
 
 def _alone(folder: Path, isolated: Callable[[Replay], IsolatedTime | None]) -> Alone | LeftOut:
     name = f"{ISOLATED}/{plain(folder.name)}"
-    facts = _facts(folder)
+    try:
+        facts = _facts(folder)
+    except (OSError, ValueError) as error:
+        return LeftOut(run=name, why=f"{FACTS_FILE}: {plain(str(error))}")
     if facts and facts.fault:
         return LeftOut(run=name, why=plain(facts.fault))
     times: list[IsolatedTime] = []

@@ -1,6 +1,6 @@
 """A comparison for people: the same tables and sentences on a terminal and in Markdown."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -21,6 +21,7 @@ from analysis.comparison import (
     verdicts,
 )
 from analysis.experiment import Alone, Experiment
+from analysis.noise import Spread, noise
 from analysis.pairing import LeftOut
 
 JCT, *OTHERS = MEASURES
@@ -38,6 +39,15 @@ COLUMNS = {
 }
 
 
+NOISE_COLUMNS = {
+    "wall_s": ("seconds a run", 1.0, ".0f"),
+    "load_mean": ("load", 1.0, ".2f"),
+    "foreign_cpu_fraction": ("CPU of others", 1.0, ".2%"),
+    "steal_fraction": ("steal", 1.0, ".3%"),
+    "peak_memory_bytes": ("peak memory GB", 1e-9, ".2f"),
+}
+
+
 @dataclass(frozen=True)
 class Report:
     """What is shown. `rho_from` says where the isolated times come from."""
@@ -45,6 +55,10 @@ class Report:
     experiment: Experiment
     comparison: Comparison
     rho_from: str
+
+    @property
+    def noise(self) -> dict[str, dict[str, Spread | None]]:
+        return noise(self.comparison.runs, self.experiment.conditions)
 
     @property
     def left_out(self) -> tuple[LeftOut, ...]:
@@ -81,12 +95,29 @@ def tables(report: Report) -> Iterator[Rows]:
             for contrast in shown
         ],
     )
+    if report.experiment.conditions:
+        yield (
+            "The machine during these runs: the median over runs [the least, the most]",
+            ["policy", *(title for title, _, _ in NOISE_COLUMNS.values())],
+            [[policy, *_noise(report.noise[policy])] for policy in comparison.policies],
+        )
     if report.experiment.alone:
         yield (
             "Isolated times: modelled against real runs of one job alone",
             ["run", "application", "slots", "real s", "modelled s", "error"],
             [_alone_row(alone) for alone in report.experiment.alone],
         )
+
+
+def _noise(of_policy: Mapping[str, Spread | None]) -> Iterator[str]:
+    for name, (_, factor, form) in NOISE_COLUMNS.items():
+        if spread := of_policy[name]:
+            least, median, most = (
+                format(value * factor, form) for value in (spread.least, spread.median, spread.most)
+            )
+            yield f"{median} [{least}, {most}]"
+        else:
+            yield "-"
 
 
 def _means(comparison: Comparison, policy: str) -> Iterator[str]:
@@ -148,7 +179,7 @@ def notes(report: Report) -> Iterator[str]:
             f"{sum(errors) / len(errors):.1%}, largest {max(errors):.1%}."
         )
     else:
-        yield "Isolated times were not checked: the experiment has no real runs of one job alone."
+        yield "Isolated times were not checked: there is no real run of one job alone that could be used."
     yield SCOPE
 
 

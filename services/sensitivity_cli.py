@@ -86,8 +86,9 @@ def sensitivity(
     from analysis.sensitivity import Axis, encoded, figures, markdown, study
     from common import __version__
     from common.lifecycle import UserError, signals_raise
+    from services.simulator.cases import is_burst
     from services.simulator.parallel import simulated
-    from services.simulator.sensitivity import BASELINES, LEFT_OUT, chosen, distinct, members
+    from services.simulator.sensitivity import BASELINES, LEFT_OUT, LOAD, chosen, distinct, members
 
     if world not in BASELINES:
         raise typer.BadParameter(f"--world {world!r}: allowed: {', '.join(BASELINES)}")
@@ -103,7 +104,10 @@ def sensitivity(
             base = _published(traces, workloads, seeds or SEEDS[world])
         else:
             base = _sets(profiles, workloads, requests, seeds or SEEDS[world], Path(made))
-        runs = members(wanted, base)
+        bursts = {case.label for case in base if is_burst(case)}
+        runs = members(wanted, base, bursts)
+        if not runs:
+            raise UserError(f"--sweep {LOAD}: the jobs of every workload come at once, at any load")
         cases = distinct(runs)
         results = dict(zip(cases, simulated(cases, processes, LINE_EVERY_S), strict=True))
     axes = [
@@ -117,7 +121,9 @@ def sensitivity(
         for sweep in wanted
     ]
     outcomes = [_outcome(member, results[member.case]) for member in runs]
-    left_out = {} if names else LEFT_OUT[world]
+    left_out = {} if names else dict(LEFT_OUT[world])
+    if any(sweep.name == LOAD for sweep in wanted):
+        left_out |= {f"{LOAD}, {label}": "its jobs all come at once" for label in sorted(bursts)}
     found = study(world, __version__, baseline, axes, outcomes, left_out)
     if out is not None:
         try:

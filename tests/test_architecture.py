@@ -82,6 +82,7 @@ PURE = (
     "analysis/comparison.py",
     "analysis/fairness.py",
     "analysis/metrics.py",
+    "analysis/noise.py",
     "analysis/pairing.py",
     "analysis/winners.py",
 )

@@ -175,7 +175,7 @@ def _specs(
     """Of the jobs of a set, in order of arrival, with the requests that applications have by default.
 
     Each application gets its share of the jobs; the longest are dealt first, to those of the applications
-    that have such long targets, for not all do."""
+    that have such long targets, for not all do. Where none has, one of them gets the hardest that it has."""
     lengths = [
         math.exp(random.uniform(math.log(kind.low), math.log(kind.high)))
         for kind in recipe.lengths

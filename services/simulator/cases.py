@@ -240,6 +240,12 @@ def _world_maker(case: Case, policy: Policy) -> Callable[[], World]:
     )
 
 
+def is_burst(case: Case) -> bool:
+    """Whether its jobs all come at once."""
+    workload = make_workload(case, make_world(case, _policy(case)))
+    return len({row.at_s for row in workload.rows}) == 1
+
+
 def make_workload(case: Case, world: World) -> Workload:
     """Raises UserError."""
     if case.workload is None:

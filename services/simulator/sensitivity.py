@@ -3,7 +3,7 @@
 Every sweep has one point at which everything is as by default, so that its other points are read against it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -32,6 +32,7 @@ LEFT_OUT: Mapping[str, Mapping[str, str]] = {
     },
 }
 """Sweeps that a world has no notion of, and why."""
+LOAD = "load"
 POWER = -1.0
 """p of `pollux` by default."""
 
@@ -96,7 +97,7 @@ def sweeps(world: str) -> dict[str, Sweep]:
             (0.5, 0.71, 1.0, 1.41, 2.0),
             default=1.0,
         ),
-        _varied("load", "arrivals so many times as fast", "load", (0.5, 0.75, 1.0, 1.5, 2.0), default=1.0),
+        _varied(LOAD, "arrivals so many times as fast", "load", (0.5, 0.75, 1.0, 1.5, 2.0), default=1.0),
         Sweep(
             name="power",
             title="exponent p of pollux's objective",
@@ -128,7 +129,9 @@ def sweeps(world: str) -> dict[str, Sweep]:
 def _restart(artifact: bool) -> Sweep:
     sweep = _varied(
         "restart",
-        "seconds that a resize costs",
+        "seconds that a restart costs"
+        if artifact
+        else "seconds that a group takes to meet, at every start and resize; policies are told",
         "restart_s",
         (0.0, 15.0, 30.0, 60.0) if artifact else (0.0, 1.0, 5.0, 15.0, 30.0, 60.0),
         default=30.0 if artifact else None,
@@ -167,8 +170,9 @@ def chosen(world: str, names: Sequence[str]) -> list[Sweep]:
     return [sweep for name, sweep in known.items() if not names or name in names]
 
 
-def members(wanted: Sequence[Sweep], base: Sequence[Case]) -> list[Member]:
-    """Every run of the sweeps; `base` has a case for each workload and seed, all else as by default."""
+def members(wanted: Sequence[Sweep], base: Sequence[Case], bursts: Collection[str] = ()) -> list[Member]:
+    """Every run of the sweeps; `base` has a case for each workload and seed, all else as by default. `bursts`
+    are the labels of workloads whose jobs all come at once: how dense arrivals are is nothing to them."""
     baseline = BASELINES[base[0].world]
     return [
         Member(sweep.name, point.label, policy, _case(case, policy, sweep, point))
@@ -176,6 +180,7 @@ def members(wanted: Sequence[Sweep], base: Sequence[Case]) -> list[Member]:
         for point in sweep.points
         for policy in (baseline, *sweep.policies)
         for case in base
+        if sweep.name != LOAD or case.label not in bursts
     ]
 
 

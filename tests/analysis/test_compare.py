@@ -39,10 +39,20 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 [length, length + seed],
                 requests="tuned",
                 started="2026-11-30T04:00",
+                wall_s=length + seed,
+                foreign_cpu_fraction=0.01,
+                peak_memory_bytes=1_000_000_000,
             )
             put(place, of, "pollux", seed, [length / 2, length / 2 + seed], requests="tuned")
     (place / "experiment.json").write_text(
-        json.dumps({"machine": {"cores": 2}, "date": "2026-11-30", "conditions": {"memory": ["pollux"]}})
+        json.dumps(
+            {
+                "machine": {"cores": 2},
+                "date": "2026-11-30",
+                "versions": {"torch": "2"},
+                "conditions": {"memory": ["pollux"], "code": "abc"},
+            }
+        )
     )
     return place
 
@@ -227,6 +237,11 @@ def test_json_has_the_figures_and_everything_about_them(
     assert set(found["by_set"]) == {"burst-tuned", "tail-tuned"}
     assert found["verdicts"][0]["pair"] == "pollux/fixed"
     assert (found["machine"], found["date"]) == ({"cores": 2}, "2026-11-30")
+    assert (found["versions"], found["code"]) == ({"torch": "2"}, "abc")
+    assert found["noise"]["fixed"]["wall_s"] == {"least": 21.0, "median": (22.0 + 61.0) / 2, "most": 62.0}
+    assert found["noise"]["fixed"]["foreign_cpu_fraction"]["most"] == 0.01
+    assert found["noise"]["fixed"]["steal_fraction"] is None
+    assert found["noise"]["pollux"]["wall_s"] is None
     assert found["memory"] == ["pollux"]
     assert {"method", "scope", "rho", "isolated", "policies", "runs"} <= set(found)
 

@@ -66,6 +66,12 @@ def test_runs_at_the_default_point_are_made_once_for_all_sweeps() -> None:
     assert len(distinct(runs)) == (points - 1) * policies * seeds
 
 
+def test_how_dense_arrivals_are_is_varied_only_where_jobs_do_not_all_come_at_once() -> None:
+    one = case("calibrated")
+    runs = members(chosen("calibrated", ["round", "load"]), [one], {one.label})
+    assert {run.sweep for run in runs} == {"round"}
+
+
 def test_a_parameter_goes_to_the_policies_that_take_it_and_not_to_the_baseline() -> None:
     runs = members(chosen("osdi21", ["power"]), [case("osdi21")])
     asked = {(run.point, run.policy): run.case.policy for run in runs}
@@ -102,6 +108,27 @@ def test_one_sweep_over_a_file_in_the_calibrated_world(sensitivity, tmp_path: Pa
         "sensitivity-calibrated.md",
         "sensitivity-calibrated-ablation.svg",
     }
+
+
+def test_workloads_whose_jobs_all_come_at_once_are_left_out_of_the_load_sweep(
+    sensitivity, tmp_path: Path
+) -> None:
+    profiles, burst, two = (
+        write_profiles(tmp_path / "profiles"),
+        tmp_path / "burst.toml",
+        tmp_path / "two.toml",
+    )
+    burst.write_text(JOBS.replace("at_s = 1.0", "at_s = 0.0"))
+    two.write_text(JOBS)
+    common = ("--world", "calibrated", "--profiles", profiles, "--sweep", "load", "--seeds", 1, "-j", 1)
+    code, out, err = sensitivity(*common, "--workload", burst, "--workload", two, "--json")
+    assert code == 0, err
+    study = json.loads(out)
+    assert study["left_out"] == {"load, burst": "its jobs all come at once"}
+    assert study["sweeps"]["load"]["points"]["2"]["pollux"]["over_baseline"]["runs"] == 1
+    code, out, err = sensitivity(*common, "--workload", burst)
+    assert (code, out) == (2, "")
+    assert "--sweep load: the jobs of every workload come at once" in err
 
 
 @pytest.mark.parametrize(
