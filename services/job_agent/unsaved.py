@@ -66,5 +66,5 @@ class Unsaved:
             if job.node == self._node
             and not job.answered
             and not lives(job_id)
-            and now_s - job.leaves_since_s >= (self._save_s if job.moved else 0.0)
+            and now_s >= job.leaves_since_s + (self._save_s if job.moved else 0.0)
         ]

@@ -113,7 +113,8 @@ class SchedulerCore:
             case Report():
                 work.report(given)
             case Profiles():
-                work.profiles.update({profile.job_id: profile for profile in given.profiles})
+                # Jobs may have ended since the collector was asked.
+                work.profiles |= {p.job_id: p for p in given.profiles if p.job_id in work.jobs}
             case RoundDue():
                 work.decide(given.trigger)
         return work.result()

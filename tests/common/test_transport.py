@@ -45,7 +45,6 @@ from common.transport import (
     load_keys,
     make_keys,
 )
-from services.stack import free_endpoints
 
 ANY_PORT = "tcp://127.0.0.1:*"
 WAIT_S = 20
@@ -512,7 +511,8 @@ class TestEvents:
         assert self.records[0].seq + len(self.records) - 1 == self.records[-1].seq
 
     def test_closing_without_a_logger_is_bounded_and_keeps_the_events(self, reactor, tmp_path):
-        endpoints = free_endpoints(EndpointsConfig())
+        names = ("logger_requests", "logger_events", "collector_events")
+        endpoints = EndpointsConfig(**{name: free_endpoint() for name in names})
         publisher = EventPublisher(reactor, "run", "scheduler", "one", endpoints, tmp_path)
         publisher.publish(JobCancelled(job_id="a"))
         start_s = time.monotonic()

@@ -268,6 +268,8 @@ def test_an_ended_job_leaves_no_profile_behind(driver: Driver) -> None:
     assert set(driver.state.profiles) == {"job-1"}
     driver.give(CancelJob(job_id="job-1"))
     assert driver.state.profiles == {}
+    driver.give(Profiles(profiles=(JobProfile(job_id="job-1"),)))
+    assert driver.state.profiles == {}, "it was asked for before the job ended"
 
 
 def test_a_lost_replica_makes_the_others_meet_anew(driver: Driver) -> None:

@@ -26,11 +26,12 @@ When the scale changes from S to S', its averages are told at the new one (`resc
                  the averages, which Adam divides by 1 - beta^n to correct their bias, are multiplied by
                  (1 - beta^(n S / S')) / (1 - beta^n). Or the first gradients, far larger than all later
                  ones, would be remembered for S' / S times as many examples.
-    momentum     What past gradients have still to move the weights by, the rate times their average over
-                 the root of the squares, stays what it was (the momentum correction of Goyal et al.,
-                 "Accurate, Large Minibatch SGD", 2017, section 3): the average is multiplied by
-                 sqrt(q S / S'). Or the noise of a few small batches would move the weights up to S' / S
-                 times as far as it was to.
+    momentum     The move that the average gradient stands for, the rate times the average over the root of
+                 the squares, stays what it was at the moment of the change: the average is multiplied by
+                 sqrt(q) times the former over the new rate. Or the noise of a few small batches would move
+                 the weights up to S' / S times as far as it was to. This is the opposite of the momentum
+                 correction of Goyal et al. ("Accurate, Large Minibatch SGD", 2017, section 3), which lets
+                 past gradients follow a new rate; the figures below are what speaks for it.
 
 Progress to a target (char-lm 2.8, matfac 0.97; medians of three seeds; given up at 1500) of jobs that change
 from M0 to 16 M0, with nothing told, the squares alone, and all three:
@@ -46,7 +47,8 @@ matfac (589, 663, 637), and would happen after the short last step of every epoc
 by the ratio of gains in place of S / S', still leaves char-lm at 906 after 10 steps (without `momentum`).
 Not mended is growth within the first five steps: char-lm needs 754 after 1 step, 408 after 2, 531 after 3,
 1002 after 4, 1306 after 5 (307 after 6). It needs 1378 after 5 when everything is forgotten, so that no
-memory is at fault.
+memory is at fault. The memory is told too long once there were more than the thousand steps that Adam
+remembers; weight decay (AdamW) and SGD's momentum are left as they are.
 """
 
 import math
@@ -109,13 +111,17 @@ def second_moment_ratio(known: GradientStatistics, former: float, scale: float) 
 
 
 def rescale_averages(
-    optimizer: "torch.optim.Optimizer", known: GradientStatistics | None, former: float, scale: float
+    optimizer: "torch.optim.Optimizer",
+    known: GradientStatistics | None,
+    former: float,
+    scale: float,
+    rates: float,
 ) -> None:
     """Tell at `scale` what an Adam-like optimizer has averaged at `former`: the number of steps, the squares,
-    and the gradients. One that averages no squares is left alone."""
+    and the gradients. One that averages no squares is left alone. `rates`: the former over the new rate."""
     steps = former / scale
     squares = second_moment_ratio(known, former, scale) if known else 1.0
-    gradients = math.sqrt(squares * steps)
+    gradients = math.sqrt(squares) * rates
     for group in optimizer.param_groups:
         for kept in (optimizer.state.get(parameter, {}) for parameter in group["params"]):
             if "exp_avg_sq" in kept:

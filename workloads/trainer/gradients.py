@@ -127,6 +127,7 @@ class FlatGradients:
     def undo(self) -> None:
         """A step that was under way did not happen: the model is as it was before."""
         if self._under_way:
+            self._under_way = False
             self._set_moving(self._kept)
 
     def estimate(self, batch: StepBatch, local_sqr: float) -> StepEstimate | None:

@@ -183,8 +183,11 @@ class GradientNoiseScale:
     def _sqr_error(self) -> float:
         """Standard error of the average of |mu|^2: the weighted variance of its estimates, times
         rho / (1 - rho) with rho = sum of squared weights / square of their sum (one over their number,
-        were they equal)."""
+        were they equal). Where the last estimate has all the weight, as at a scale of thousands, the whole
+        average: one does not tell its own error."""
         share = self._weight_sqr / self._weight**2
+        if share >= 1.0:
+            return abs(self._sqr / self._weight)
         variance = self._sqr_moment / self._weight - (self._sqr / self._weight) ** 2
         return math.sqrt(max(variance, 0.0) * share / (1.0 - share))
 

@@ -110,8 +110,9 @@ class TrainingState:
             for group, rate in zip(self.task.optimizer.param_groups, self._rates, strict=True):
                 group["lr"] = rate * factor
             if scale != self.last_scale:
-                known = self.estimator.statistics()
-                rescale_averages(self.task.optimizer, known, self.last_scale, scale)
+                former = self.rule(self.estimator.gain(self.last_scale), self.last_scale)
+                known, rates = self.estimator.statistics(), former / self.rule(gain, scale)
+                rescale_averages(self.task.optimizer, known, self.last_scale, scale, rates)
             self.task.optimizer.step()
             self.last_scale = scale
         self.ledger.add(int(sums.used), from_limbs(sums[-5:]))

@@ -246,6 +246,16 @@ def test_an_average_below_its_standard_error_is_taken_for_as_large_as_that(estim
     assert known.sqr == pytest.approx(statistics.stdev(estimates) / math.sqrt(len(estimates)), rel=1e-3)
 
 
+def test_at_a_scale_at_which_one_estimate_has_all_the_weight_nothing_is_trusted() -> None:
+    estimator = GradientNoiseScale(M0)
+    for _ in range(20):
+        estimator.update(StepEstimate(2.0, trace=3.0, noisy=True), 5000.0)
+    known = estimator.statistics()
+    assert known is not None
+    assert (known.sqr, known.trusted) == (2.0, False)
+    assert 1.0 <= estimator.gain(5000.0) <= 5000.0
+
+
 def test_averages_survive_in_their_state() -> None:
     estimator = fed(of_groups(groups=4, batch=128, local_sqr=3.0, mean_sqr=2.0), times=7)
     other = GradientNoiseScale(M0)

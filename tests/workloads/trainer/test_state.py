@@ -220,6 +220,9 @@ def test_running_averages_of_a_model_are_shared_and_a_broken_step_leaves_none() 
     assert not torch.equal(model[1].running_mean, before)
     gradients.undo()
     assert torch.equal(model[1].running_mean, before)
+    model[1].running_mean.add_(1.0)  # as a newer state does that is loaded
+    gradients.undo()
+    assert torch.equal(model[1].running_mean, before + 1.0), "there is nothing more to undo"
 
 
 def test_what_never_changes_in_a_model_stays_exactly_what_it_is_also_where_a_rank_has_no_example() -> None:
