@@ -129,7 +129,7 @@ def sweeps(world: str) -> dict[str, Sweep]:
 def _restart(artifact: bool) -> Sweep:
     sweep = _varied(
         "restart",
-        "seconds that a restart costs"
+        "seconds that a resize costs"
         if artifact
         else "seconds that a group takes to meet, at every start and resize; policies are told",
         "restart_s",
