@@ -83,16 +83,19 @@ class Experiment:
     @property
     def made_by(self) -> dict[str, Any]:
         """Machine, versions and the digest of the code, as far as they are known."""
-        conditions = self.about.get("conditions")
-        code = conditions.get("code") if isinstance(conditions, dict) else None
-        return {"machine": self.about.get("machine"), "versions": self.about.get("versions"), "code": code}
+        about = {key: self.about.get(key) for key in ("machine", "versions")}
+        return {**about, "code": self._shared("code")}
 
     @property
     def memory(self) -> list[str]:
         """Policies whose jobs start from what former jobs of their application have shown."""
-        conditions = self.about.get("conditions")
-        named = conditions.get("memory") if isinstance(conditions, dict) else None
+        named = self._shared("memory")
         return [str(policy) for policy in named] if isinstance(named, list) else []
+
+    def _shared(self, key: str) -> Any:
+        """Of what all runs share, by experiment.json."""
+        shared = self.about.get("conditions")
+        return shared.get(key) if isinstance(shared, dict) else None
 
     def log(self, run: Run) -> Path:
         return self.place / run.name / EVENTS_FILE

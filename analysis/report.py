@@ -96,10 +96,11 @@ def tables(report: Report) -> Iterator[Rows]:
         ],
     )
     if report.experiment.conditions:
+        of_policies = report.noise
         yield (
             "The machine during these runs: the median over runs [the least, the most]",
             ["policy", *(title for title, _, _ in NOISE_COLUMNS.values())],
-            [[policy, *_noise(report.noise[policy])] for policy in comparison.policies],
+            [[policy, *_noise(of_policies[policy])] for policy in comparison.policies],
         )
     if report.experiment.alone:
         yield (

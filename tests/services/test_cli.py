@@ -112,33 +112,6 @@ def test_version_and_help_are_there(coadapt):
         assert coadapt(command, "--help").code == 0
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ["submit", ""],
-        ["run", ""],
-        ["keys", ""],
-        ["summarize", ""],
-        ["experiment", ""],
-        ["compare", ""],
-        ["compare", "logs", "--out", ""],
-        ["compare", "logs", "--profiles="],
-        ["fidelity", ""],
-        ["fidelity", "logs", "--out", ""],
-        ["sensitivity", "--world", "calibrated", "--out", ""],
-        ["sensitivity", "--world", "osdi21", "--traces", ""],
-        ["workload", "generate", "--set", "all", "--out", ""],
-        ["calibrate", "--out", ""],
-    ],
-)
-def test_an_empty_path_is_refused(coadapt, arguments, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    refused = coadapt(*arguments)
-    assert refused.code == 2
-    assert complaint(refused).endswith("'': allowed: a path")
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_help_loads_nothing_heavy():
     code = (
         "import sys; sys.argv = ['coadapt', '--help']\n"

@@ -102,13 +102,27 @@ def test_the_move_that_the_average_gradient_stands_for_does_not_follow_the_rate(
     torch.testing.assert_close(move(rate(1.0, 16.0)), before)
 
 
-def test_a_short_step_between_larger_ones_forgets_nothing() -> None:
-    """As at the end of every epoch: there and back again."""
+def test_a_change_and_back_again_changes_nothing() -> None:
     adam = adam_after(10)
     before = averaged(adam)
     rescale_averages(adam, KNOWN, 16.0, 1.5, rates=3.0)
     rescale_averages(adam, KNOWN, 1.5, 16.0, rates=1 / 3.0)
     torch.testing.assert_close(averaged(adam), before)
+
+
+def test_a_short_step_between_larger_ones_weighs_as_little_as_it_is_short() -> None:
+    """As at the end of every epoch; its square of 0 takes 1.5 of 10 x 16 + 1.5 parts from the average."""
+    adam = adam_after(10)
+    (before, _) = averaged(adam)
+    rescale_averages(adam, KNOWN, 16.0, 1.5, rates=3.0)
+    for parameter in adam.param_groups[0]["params"]:
+        parameter.grad = torch.zeros_like(parameter)
+    adam.step()
+    rescale_averages(adam, KNOWN, 1.5, 16.0, rates=1 / 3.0)
+    (after, _) = averaged(adam)
+    assert after["step"].item() == pytest.approx(10.0 + 1.5 / 16.0)
+    left = corrected(after, "exp_avg_sq", 0.999) / corrected(before, "exp_avg_sq", 0.999)
+    assert left.numpy() == pytest.approx(1.0 - 1.5 / 161.5, abs=1e-3)
 
 
 def test_after_growth_a_new_square_weighs_as_many_steps_as_it_is_worth() -> None:
