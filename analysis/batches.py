@@ -9,6 +9,7 @@ choosing nothing but better batches: with the best ones, training takes this par
 from collections.abc import Callable, Mapping
 
 from analysis.load import JobHistory, RunHistory
+from common.lifecycle import UserError
 from common.protocol import TrainingSample
 from common.types import JobConfig, JobSpec
 from workloads.measured import Measured, Placement
@@ -30,9 +31,12 @@ def batch_efficiency(run: RunHistory, profiles: Mapping[str, Measured]) -> float
                 continue
             every = measured.spec.evaluate_every
             progress = sample.progress // every * every
-            if (placement, progress) not in best:
-                best[placement, progress] = best_rate(measured, job.spec, placement, progress)
-            chosen = _rate(measured, job.spec, placement, progress, sample.config)
+            try:
+                if (placement, progress) not in best:
+                    best[placement, progress] = best_rate(measured, job.spec, placement, progress)
+                chosen = _rate(measured, job.spec, placement, progress, sample.config)
+            except UserError:  # a placement of which nothing was measured
+                continue
             total_s += sample.window_s
             best_s += sample.window_s * min(chosen / best[placement, progress], 1.0)
     return best_s / total_s if total_s else None

@@ -46,7 +46,9 @@ def compare(
     profiles: Annotated[
         Path | None,
         typer.Option(
-            parser=path_of, metavar="DIR", help="Measured profiles for rho; without it, those of the project."
+            parser=path_of,
+            metavar="DIR",
+            help="Measured profiles for rho and step times; without it, those of the project.",
         ),
     ] = None,
 ) -> int:
@@ -91,21 +93,23 @@ def make_report(place: Path, baselines: Sequence[str], profiles: Path | None) ->
     from analysis.report import Report
     from common.lifecycle import UserError
 
-    rho_from = isolated.source(profiles)
+    rho_from, is_calibrated = isolated.source(profiles), True
     try:
         try:
-            experiment = gather(place, isolated.calibrated(profiles), _followed)
+            model = isolated.calibrated(profiles)
+            experiment = gather(place, model, model.step_time, _followed)
         except UserError as error:
             if profiles is not None:
                 raise
             # Without a profile of its applications a run can still be judged by itself.
+            is_calibrated = False
             rho_from = f"the models in each run's own log, as in summarize ({error})"
             experiment = gather(place, shown=_followed)
     except (NoRuns, ValueError) as error:  # ValueError: a path with a NUL
         raise UserError(str(error)) from error
     result = comparison.compare(experiment.runs, experiment.left_out, baselines)
     _check(result, place, baselines)
-    return Report(experiment, result, rho_from)
+    return Report(experiment, result, rho_from, is_calibrated)
 
 
 def _check(result: "Comparison", place: Path, baselines: Sequence[str]) -> None:

@@ -21,7 +21,6 @@ from typing import Literal
 import numpy as np
 
 from analysis.bootstrap import ENOUGH_PAIRS, LEVEL, interval, interval_by_group
-from analysis.metrics import RunSummary
 from analysis.pairing import LeftOut, Run, blocks_of, lacking_in, of_same_jobs, rank
 from common.types import Struct
 
@@ -34,7 +33,11 @@ METHOD = (
     "than 1 - 2^(1 - n): 75% for three pairs. Every interval stands for itself: of many, some miss by "
     "chance. An experiment repeats a run in which a job fails as it does one that was lost to noise: figures "
     "are of runs in which every job met its target. Goodput counts all progress, also that of jobs which "
-    "need more of it to their targets than others do."
+    "need more of it to their targets than others do. Step time is what the steps of a run took over what "
+    "the profiles say of as many in the same configurations: 1 where the machine was as fast as when it was "
+    "calibrated. Where its ratio is not 1, two policies did not have the same machine, or did not fill it "
+    "alike (profiles are of a full cluster), or the profiles do not hold for the configurations of both "
+    "alike; the other ratios are not corrected for it."
 )
 SCOPE = (
     "Scope: small CPU jobs, a simplified goodput model and the policies named here. It says nothing certain "
@@ -49,7 +52,7 @@ class Measure:
 
     key: str
     title: str
-    of: Callable[[RunSummary], float | None]
+    of: Callable[[Run], float | None]
     sign: int = 1
     is_ratio: bool = True
 
@@ -58,16 +61,21 @@ class Measure:
         return f"{self.key}_{'ratio' if self.is_ratio else 'difference'}"
 
 
+STEP_TIME = Measure("step_time", "step time", lambda run: run.step_time)
+"""Hardly a policy's merit: how fast the machine happened to be, and how far the profiles are off."""
 MEASURES = (
-    Measure("mean_jct", "mean JCT", lambda run: run.jct_s.mean),
-    Measure("p90_jct", "p90 JCT", lambda run: run.jct_s.p90),
-    Measure("makespan", "makespan", lambda run: run.makespan_s),
-    Measure("goodput", "goodput", lambda run: run.goodput.cluster_mean, sign=-1),
-    Measure("worst_rho", "worst rho", lambda run: run.fairness.worst_rho),
-    Measure("mean_rho", "mean rho", lambda run: run.fairness.mean_rho),
-    Measure("unfair_fraction", "unfair fraction", lambda run: run.fairness.unfair_fraction, is_ratio=False),
-    Measure("jain", "Jain's index", lambda run: run.fairness.jain, sign=-1),
-    Measure("rescales", "rescales", lambda run: run.rescales.count, is_ratio=False),
+    Measure("mean_jct", "mean JCT", lambda run: run.summary.jct_s.mean),
+    Measure("p90_jct", "p90 JCT", lambda run: run.summary.jct_s.p90),
+    Measure("makespan", "makespan", lambda run: run.summary.makespan_s),
+    Measure("goodput", "goodput", lambda run: run.summary.goodput.cluster_mean, sign=-1),
+    Measure("worst_rho", "worst rho", lambda run: run.summary.fairness.worst_rho),
+    Measure("mean_rho", "mean rho", lambda run: run.summary.fairness.mean_rho),
+    Measure(
+        "unfair_fraction", "unfair fraction", lambda run: run.summary.fairness.unfair_fraction, is_ratio=False
+    ),
+    Measure("jain", "Jain's index", lambda run: run.summary.fairness.jain, sign=-1),
+    Measure("rescales", "rescales", lambda run: run.summary.rescales.count, is_ratio=False),
+    STEP_TIME,
 )
 
 
@@ -176,7 +184,7 @@ def effect(measure: Measure, pairs: Sequence[tuple[Run, Run]], by_set: bool = Fa
     """Of the first runs of the pairs against the second; without pairs of which one lacks the measure."""
     changes_by_set: dict[str, list[float]] = {}
     for run, other in pairs:
-        change = _change(measure, measure.of(run.summary), measure.of(other.summary))
+        change = _change(measure, measure.of(run), measure.of(other))
         if change is not None:
             changes_by_set.setdefault(run.set, []).append(change)
     changes = [change for of_set in changes_by_set.values() for change in of_set]
@@ -230,6 +238,7 @@ def verdicts(contrast: Contrast) -> list[Verdict]:
             sentence=_sentence(contrast, measure),
         )
         for measure in MEASURES
+        if measure is not STEP_TIME
     ]
 
 
@@ -326,6 +335,7 @@ def as_json(comparison: Comparison) -> dict[str, object]:
         "verdicts": [verdict for contrast in comparison.contrasts for verdict in verdicts(contrast)],
         "left_out": comparison.left_out,
         "runs": [run.name for run in comparison.runs],
+        "step_times": {run.name: run.step_time for run in comparison.runs},
     }
 
 
@@ -341,7 +351,7 @@ def _overall_json(measure: Measure, effect: Effect) -> dict[str, object]:
 
 def policy_means(comparison: Comparison, policy: str) -> dict[str, float | int | None]:
     """Means over the runs of those (set, seed) that every policy has; `worst_rho` is the worst of all."""
-    runs = [run.summary for run in comparison.common if run.policy == policy]
+    runs = [run for run in comparison.common if run.policy == policy]
     means: dict[str, float | int | None] = {"runs": len(runs)}
     for measure in MEASURES:
         values = [value for run in runs if (value := measure.of(run)) is not None]

@@ -56,7 +56,8 @@ class RunFacts(Conditions, frozen=True, kw_only=True):
 
 
 class Alone(Struct, frozen=True):
-    """A real run of one job alone, and what the model says of it; `relative_error`: modelled / real - 1."""
+    """A real run of one job alone, and what the model says of it; `relative_error`: modelled / real - 1.
+    `step_time` is that of a run (`analysis.pairing`)."""
 
     run: str
     application: str
@@ -64,6 +65,7 @@ class Alone(Struct, frozen=True):
     real_s: float
     modelled_s: float
     relative_error: float
+    step_time: float | None = None
 
 
 @dataclass(frozen=True)
@@ -104,11 +106,12 @@ class Experiment:
 def gather(
     place: Path,
     isolated: Callable[[Replay], IsolatedTime | None] | None = None,
+    step_time: Callable[[RunHistory], float | None] = lambda _: None,
     shown: Callable[[Sequence[Path]], Iterable[Path]] = lambda folders: folders,
 ) -> Experiment:
     """Sum up every run in `place`, as `summarize` does; `isolated` gives the isolated times for rho
-    (`analysis.fairness`), without it runs of one job alone are of no use; `shown` may follow how the reading
-    goes on. Raises NoRuns."""
+    (`analysis.fairness`), without it runs of one job alone are of no use; `step_time` that of a run; `shown`
+    may follow how the reading goes on. Raises NoRuns."""
     find_logs(place)  # says what is wrong with a place without runs
     if place.is_file():
         raise NoRuns(f"{place}: is a file; needed: the folder of an experiment's runs")
@@ -122,7 +125,7 @@ def gather(
     folders = _folders(place)
     for folder in shown(folders):
         if is_run(folder):
-            facts, judged = _judge(folder, isolated or (lambda _: None))
+            facts, judged = _judge(folder, isolated or (lambda _: None), step_time)
             if isinstance(judged, Run):
                 runs.append(judged)
                 conditions |= {judged.name: facts} if facts else {}
@@ -133,7 +136,7 @@ def gather(
             for single in _folders(folder):
                 if isolated is None:
                     break
-                found = _alone(single, isolated)
+                found = _alone(single, isolated, step_time)
                 (singles if isinstance(found, Alone) else out).append(found)  # type: ignore[arg-type]
         elif folder.name != LOST:
             out += _too_deep(place, folder)
@@ -163,7 +166,9 @@ def _folders(place: Path) -> list[Path]:
 
 
 def _judge(
-    folder: Path, isolated: Callable[[Replay], IsolatedTime | None]
+    folder: Path,
+    isolated: Callable[[Replay], IsolatedTime | None],
+    step_time: Callable[[RunHistory], float | None],
 ) -> tuple[RunFacts | None, Run | LeftOut]:
     """The run, or why it does not count: its own log has the last word."""
     name = plain(folder.name)
@@ -191,6 +196,7 @@ def _judge(
             summary=summary,
             requests=facts.requests,
             jobs=jobs,
+            step_time=step_time(history),
         )
         return facts, run
     assert summary.workload is not None, "a log with a verified job names its run"
@@ -199,7 +205,15 @@ def _judge(
     policy = summary.policy
     if name.startswith(f"{summary.workload}-") and name.endswith(f"-{summary.seed}"):
         policy = name[len(summary.workload) + 1 : -len(f"-{summary.seed}")] or policy
-    run = Run(name=name, set=summary.workload, policy=policy, seed=summary.seed, summary=summary, jobs=jobs)
+    run = Run(
+        name=name,
+        set=summary.workload,
+        policy=policy,
+        seed=summary.seed,
+        summary=summary,
+        jobs=jobs,
+        step_time=step_time(history),
+    )
     return None, run
 
 
@@ -239,7 +253,11 @@ def _fault(summary: RunSummary) -> str:
     return ""
 
 
-def _alone(folder: Path, isolated: Callable[[Replay], IsolatedTime | None]) -> Alone | LeftOut:
+def _alone(
+    folder: Path,
+    isolated: Callable[[Replay], IsolatedTime | None],
+    step_time: Callable[[RunHistory], float | None],
+) -> Alone | LeftOut:
     name = f"{ISOLATED}/{plain(folder.name)}"
     try:
         facts = _facts(folder)
@@ -271,6 +289,7 @@ def _alone(folder: Path, isolated: Callable[[Replay], IsolatedTime | None]) -> A
         real_s=real_s,
         modelled_s=modelled_s,
         relative_error=modelled_s / real_s - 1,
+        step_time=step_time(run),
     )
 
 

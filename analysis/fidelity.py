@@ -6,6 +6,7 @@ is simulated / real - 1. Exit 0: compared. 2: bad input.
 
 import argparse
 import math
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,10 +23,12 @@ from scipy import stats
 
 from analysis.breakdown import PARTS, Breakdown, mean_breakdown
 from analysis.experiment import gather
-from analysis.fidelity_runs import JobFigures, Pair, StepTime, paired
+from analysis.fidelity_runs import JobFigures, Pair, paired
 from analysis.load import NoRuns
 from analysis.pairing import ORDER, LeftOut
+from analysis.steps import StepTime
 from analysis.winners import RULE, Winner, scores, winner
+from common.config import load_config
 from common.lifecycle import UserError
 from common.types import JobConfig, Struct
 from workloads.measured import PROFILES, Measured, read_profiles
@@ -100,11 +103,15 @@ class Fidelity(Struct, frozen=True):
 
 
 def compare_folders(
-    real: Path, simulated: Path, profiles: Mapping[str, Measured]
+    real: Path,
+    simulated: Path,
+    profiles: Mapping[str, Measured],
+    lacking: Mapping[str, str] | None = None,
 ) -> tuple[Fidelity, list[Pair]]:
-    """The comparison, and what it is made of. Raises NoRuns."""
+    """The comparison, and what it is made of; `lacking` says, by run, why it was not simulated. Raises
+    NoRuns."""
     experiment = gather(real)
-    found = list(paired(experiment, simulated, profiles))
+    found = list(paired(experiment, simulated, profiles, lacking or {}))
     pairs = [one for one in found if isinstance(one, Pair)]
     left_out = [one for one in found if isinstance(one, LeftOut)]
     if not pairs:
@@ -314,9 +321,9 @@ def _by_configuration(
     sums: dict[tuple[tuple[int, ...], JobConfig], tuple[float, float]] = {}
     for step in (step for step in steps if step.application == application):
         key = step.placement, step.config
-        mean_s, weight_s = sums.get(key, (0.0, 0.0))
+        mean_s, weight_s = sums.get(key, (step.step_s, 0.0))
         both_s = weight_s + step.weight_s
-        sums[key] = (mean_s * weight_s + step.step_s * step.weight_s) / both_s, both_s
+        sums[key] = both_s / (weight_s / mean_s + step.weight_s / step.step_s), both_s
     return sums
 
 
@@ -330,7 +337,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="print what fidelity.json would hold")
     options = parser.parse_args(argv)
     try:
-        profiles = read_profiles(PROFILES, applications())
+        profiles = read_profiles(PROFILES, applications(load_config(os.environ).applications.modules))
         found, _ = compare_folders(options.real, options.simulated, profiles)
     except (NoRuns, UserError, ValueError) as error:  # ValueError: a path with a NUL
         print(f"fidelity: {error}", file=sys.stderr)

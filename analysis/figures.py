@@ -117,7 +117,7 @@ def median_pair(comparison: Comparison) -> tuple[Run, Run] | None:
         return None
 
     def ratio(pair: tuple[Run, Run]) -> float:
-        run, other = (JCT.of(one.summary) or 0.0 for one in pair)
+        run, other = (JCT.of(one) or 0.0 for one in pair)
         return run / other if other else 0.0
 
     ordered = sorted(contrast.pairs, key=ratio)

@@ -2,30 +2,34 @@
 measured profile of its application."""
 
 import math
+import os
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 from analysis.fairness import IsolatedTime
-from analysis.load import JobHistory, Replay
+from analysis.load import JobHistory, Replay, RunHistory
+from analysis.steps import step_factor, step_times
+from common.config import load_config
 from common.lifecycle import UserError
 from common.protocol import AgentJoined
 from common.types import Node
 from services.simulator.calibrated import CalibratedWorld
 from services.simulator.isolated import Isolated
-from workloads.measured import PROFILES, Measured, read_profiles
+from workloads.measured import PROFILES, Measured, read_machine, read_profiles
 from workloads.tasks import applications
 
 
 class Unprofiled(UserError):
-    """A run has jobs of an application without a profile."""
+    """A run has jobs of an application without a profile, or slots of another speed than profiles are of."""
 
 
 class Modelled:
     """Called with a run, it gives the isolated times of its jobs, on its nodes and with its rounds."""
 
-    def __init__(self, profiles: Mapping[str, Measured]) -> None:
-        self.profiles = profiles
+    def __init__(self, profiles: Mapping[str, Measured], slot_speed: float) -> None:
+        """The profiles were measured in slots of that speed."""
+        self.profiles, self._slot_speed = profiles, slot_speed
         self._models: dict[tuple[tuple[Node, ...], float], Isolated] = {}
 
     def __call__(self, replayed: Replay) -> IsolatedTime | None:
@@ -36,6 +40,12 @@ class Modelled:
                     f"{job.spec.application}: no profile of it; there are {', '.join(self.profiles)}"
                 )
         started, nodes = replayed.run.started, _nodes(replayed)
+        for node in nodes:
+            if node.slot_speed != self._slot_speed:
+                raise Unprofiled(
+                    f"{node.name} had slots of speed {node.slot_speed:g}; the profiles were measured at "
+                    f"{self._slot_speed:g}"
+                )
         if started is None or not nodes:
             return None
         key = nodes, started.round_s
@@ -50,6 +60,10 @@ class Modelled:
 
         return time_s
 
+    def step_time(self, run: RunHistory) -> float | None:
+        """What its steps took over what was measured of them."""
+        return step_factor(step_times(run), self.profiles)
+
 
 def _nodes(replayed: Replay) -> tuple[Node, ...]:
     """Everybody who ever joined, by name; where its store listens does not matter to a job alone."""
@@ -59,8 +73,9 @@ def _nodes(replayed: Replay) -> tuple[Node, ...]:
 
 
 def calibrated(folder: Path | None) -> Modelled:
-    """From the profiles in `folder`, or from those of our own applications. Raises UserError."""
-    return Modelled(read_profiles(folder or PROFILES, applications()))
+    """From the profiles in `folder`, or from those of the project. Raises UserError."""
+    known, place = applications(load_config(os.environ).applications.modules), folder or PROFILES
+    return Modelled(read_profiles(place, known), read_machine(place).slot_speed)
 
 
 def source(folder: Path | None) -> str:

@@ -13,7 +13,8 @@ ORDER = ("fixed", "tiresias", "srtf", "optimus", "dynamic", "throughput", "pollu
 
 class Run(Struct, frozen=True):
     """A run that counts. `name` is that of its folder, `requests` are those of its run.json; `jobs` is equal
-    for runs whose jobs came at the same times and asked for the same."""
+    for runs whose jobs came at the same times and asked for the same. `step_time` is what its steps took over
+    what was measured of them (`analysis.steps`), None where nothing was."""
 
     name: str
     set: str
@@ -22,6 +23,7 @@ class Run(Struct, frozen=True):
     summary: RunSummary
     requests: str = ""
     jobs: str = ""
+    step_time: float | None = None
 
 
 class LeftOut(Struct, frozen=True):

@@ -36,6 +36,7 @@ COLUMNS = {
     "unfair_fraction": ("unfair", ".1%"),
     "jain": ("Jain", ".3f"),
     "rescales": ("rescales", ".1f"),
+    "step_time": ("step time", ".2f"),
 }
 
 
@@ -50,11 +51,12 @@ NOISE_COLUMNS = {
 
 @dataclass(frozen=True)
 class Report:
-    """What is shown. `rho_from` says where the isolated times come from."""
+    """What is shown. `rho_from` says where the isolated times come from; `is_calibrated`: from profiles."""
 
     experiment: Experiment
     comparison: Comparison
     rho_from: str
+    is_calibrated: bool
 
     @property
     def noise(self) -> dict[str, dict[str, Spread | None]]:
@@ -88,7 +90,7 @@ def tables(report: Report) -> Iterator[Rows]:
     )
     yield (
         "Other measures, overall [95%, pairs pooled]: ratios, of unfair fraction and rescales differences; "
-        "of goodput and Jain's index more is better",
+        "of goodput and Jain's index more is better, and step time is hardly a merit of the policy",
         ["policy/baseline", *(measure.title for measure in OTHERS)],
         [
             [contrast.name, *(amount(measure, contrast.overall[measure.name]) for measure in OTHERS)]
@@ -105,7 +107,7 @@ def tables(report: Report) -> Iterator[Rows]:
     if report.experiment.alone:
         yield (
             "Isolated times: modelled against real runs of one job alone",
-            ["run", "application", "slots", "real s", "modelled s", "error"],
+            ["run", "application", "slots", "real s", "modelled s", "error", "step time"],
             [_alone_row(alone) for alone in report.experiment.alone],
         )
 
@@ -144,6 +146,7 @@ def _alone_row(alone: Alone) -> list[str]:
         f"{alone.real_s:.1f}",
         f"{alone.modelled_s:.1f}",
         f"{alone.relative_error:+.1%}",
+        "-" if alone.step_time is None else f"{alone.step_time:.2f}",
     ]
 
 
@@ -180,7 +183,10 @@ def notes(report: Report) -> Iterator[str]:
             f"{sum(errors) / len(errors):.1%}, largest {max(errors):.1%}."
         )
     else:
-        yield "Isolated times were not checked: there is no real run of one job alone that could be used."
+        lacking = (
+            "real run of one job alone that could be used" if report.is_calibrated else "calibrated model"
+        )
+        yield f"Isolated times were not checked: there is no {lacking}."
     yield SCOPE
 
 

@@ -1,5 +1,6 @@
 """`coadapt fidelity`: every real run of an experiment is simulated, and the two are compared."""
 
+import os
 import shutil
 import sys
 import tempfile
@@ -70,8 +71,9 @@ def fidelity(
     from analysis.experiment import gather
     from analysis.fidelity import compare_folders, encoded
     from analysis.fidelity_report import draw, markdown
-    from analysis.fidelity_runs import step_factors, step_times
     from analysis.load import NoRuns, read_log, replay
+    from analysis.steps import step_factors, step_times
+    from common.config import load_config
     from common.eventlog import EVENTS_FILE
     from common.lifecycle import UserError, signals_raise
     from services.simulator.cases import check
@@ -83,7 +85,8 @@ def fidelity(
     if out is not None:
         writable(out)
     place = experiment.resolve()
-    suffix, scaled, of_profiles = "", "", read_profiles(profiles or PROFILES, applications())
+    known = applications(load_config(os.environ).applications.modules)
+    suffix, scaled, of_profiles = "", "", read_profiles(profiles or PROFILES, known)
     if own_steps:
         suffix = OWN_STEPS
         scaled = "Step times are scaled, by run and application, to those that the real run has shown."
@@ -116,7 +119,7 @@ def fidelity(
                     shutil.rmtree(simulations / left_out, ignore_errors=True)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
-        found, pairs = compare_folders(place, simulations, of_profiles)
+        found, pairs = compare_folders(place, simulations, of_profiles, lacking)
         results_in = out or place
         (results_in / f"{name}.json").write_text(encoded(found), encoding="utf-8")
         (results_in / f"{name}.md").write_text(markdown(found, scaled), encoding="utf-8")

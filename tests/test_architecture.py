@@ -84,6 +84,7 @@ PURE = (
     "analysis/metrics.py",
     "analysis/noise.py",
     "analysis/pairing.py",
+    "analysis/steps.py",
     "analysis/winners.py",
 )
 IMPURE_MODULES = {"os", "time", "random", "socket", "secrets", "subprocess", "threading", "zmq", "datetime"}

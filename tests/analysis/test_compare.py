@@ -278,6 +278,14 @@ def test_as_a_script_from_anywhere_it_writes_the_same_files(
         assert (tmp_path / "again" / name).read_bytes() == (written_out / name).read_bytes()
 
 
+def test_the_step_time_of_every_run_is_told(written_out: Path) -> None:
+    found = json.loads((written_out / "comparison.json").read_text())
+    assert set(found["step_times"]) == set(found["runs"])
+    assert min(found["step_times"].values()) > 0
+    assert found["policies"]["fixed"]["step_time"] > 0
+    assert found["step_time_ratio"]["pollux/fixed"]["pairs"] == 4
+
+
 def test_a_figure_names_the_logs_that_it_is_made_of(experiment: Path, written_out: Path) -> None:
     traced = json.loads((written_out / "timeline.json").read_text())
     assert traced["figure"] == "timeline.svg"

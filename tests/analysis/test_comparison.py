@@ -49,6 +49,26 @@ def test_a_ratio_is_the_geometric_mean_over_the_pairs(two_sets: Comparison) -> N
     assert contrast.by_set["burst"]["mean_jct_ratio"].value == pytest.approx(0.5)
 
 
+def test_the_ratio_of_step_times_is_told_and_is_no_verdict() -> None:
+    """Where the machine was not as fast for the one policy as for the other."""
+    at = {("fixed", 1): 1.0, ("pollux", 1): 1.2, ("fixed", 2): 1.1, ("pollux", 2): 1.1}
+    runs = [
+        structs.replace(run("burst", policy, seed, 20), step_time=at[policy, seed])
+        for seed in (1, 2)
+        for policy in ("fixed", "pollux")
+    ]
+    comparison = compare([*runs, run("burst", "fixed", 3, 20), run("burst", "pollux", 3, 20)])
+    contrast = comparison.contrast("pollux", "fixed")
+    assert contrast is not None
+    effect = contrast.overall["step_time_ratio"]
+    assert (effect.value, effect.pairs) == (pytest.approx(math.sqrt(1.2)), 2)
+    content = as_json(comparison)
+    assert content["step_time_ratio"]["pollux/fixed"]["ratio"] == effect.value  # type: ignore[index]
+    assert "step_time_ratio" not in {verdict.measure for verdict in verdicts(contrast)}
+    assert content["policies"]["pollux"]["step_time"] is None, "not of all runs"  # type: ignore[index]
+    assert as_json(compare(runs))["policies"]["pollux"]["step_time"] == pytest.approx(1.15)  # type: ignore[index]
+
+
 def test_the_interval_of_a_set_of_three_seeds_is_their_range(two_sets: Comparison) -> None:
     contrast = two_sets.contrast("pollux", "fixed")
     assert contrast is not None

@@ -9,8 +9,9 @@ from msgspec import structs
 from analysis.breakdown import Breakdown, breakdown
 from analysis.fidelity import compare, compare_folders, encoded, main
 from analysis.fidelity_report import draw, markdown
-from analysis.fidelity_runs import JobFigures, Pair, StepTime, step_times
+from analysis.fidelity_runs import JobFigures, Pair
 from analysis.load import replay
+from analysis.steps import StepTime, step_times
 from common.protocol import GenerationStarted, RoundDecided
 from common.types import JobConfig
 from tests.analysis.logs import Happening, add, changed, good_run, save, written
@@ -232,7 +233,7 @@ def test_step_times_are_compared_in_the_configurations_that_both_sides_had():
     )
     other = structs.replace(one, run="other", real_steps=steps((1, 0.3, 10.0)), simulated_steps=())
     found = compare([one, other]).applications["matfac"]["step_s"]
-    assert (found.real, found.simulated, found.error) == pytest.approx((0.15, 0.2, 1 / 3))
+    assert (found.real, found.simulated, found.error) == pytest.approx((0.12, 0.2, 2 / 3))
 
 
 def late(happenings: list[Happening], seconds: float) -> list[Happening]:

@@ -46,6 +46,12 @@ def test_an_application_without_a_profile_is_named(modelled: Modelled) -> None:
         modelled(replay(written(happenings("tail", "fixed", 1, [10.0], application="smallest"))))
 
 
+def test_slots_of_another_speed_than_that_of_the_profiles_are_named(modelled: Modelled) -> None:
+    faster = Modelled(modelled.profiles, slot_speed=0.5)
+    with pytest.raises(Unprofiled, match=r"n0 had slots of speed 0.2; the profiles were measured at 0.5"):
+        faster(replay(written(happenings("tail", "fixed", 1, [10.0]))))
+
+
 def test_rho_of_a_simulated_run_is_the_simulators_own(tmp_path: Path) -> None:
     profiles = write_profiles(tmp_path / "profiles")
     case = Case(
@@ -66,6 +72,8 @@ def test_rho_of_a_simulated_run_is_the_simulators_own(tmp_path: Path) -> None:
     )
     with claimed(case.out, [case.run_id]):
         result = simulate(case)
-    (run,) = gather(tmp_path / "runs", calibrated(profiles)).runs
+    model = calibrated(profiles)
+    (run,) = gather(tmp_path / "runs", model, model.step_time).runs
+    assert run.step_time == pytest.approx(1.0, rel=1e-3)
     assert result.rhos
     assert {job.id: job.rho for job in run.summary.per_job} == pytest.approx(result.rhos, rel=1e-3)
