@@ -6,8 +6,9 @@ process."""
 
 import os
 import signal
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 from hypothesis import settings
@@ -37,3 +38,16 @@ def coadapt(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
         return int(exited.value.code or 0), captured.out, captured.err
 
     return run
+
+
+@pytest.fixture
+def busy_machine() -> Iterator[None]:
+    """One of its cores works for somebody else."""
+    burn = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+    with subprocess.Popen(burn, stdout=subprocess.PIPE) as burning:
+        assert burning.stdout is not None
+        burning.stdout.readline()
+        try:
+            yield
+        finally:
+            burning.kill()

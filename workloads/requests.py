@@ -42,7 +42,7 @@ def tuned_request(
 
 def speedups_of(measured: Measured, job: JobSpec, nodes: int, slots: int) -> dict[int, float]:
     """By number of replicas: the goodput with the best batch, over that of one replica with its own."""
-    most = min(nodes * slots, job.max_replicas)
+    most = min(nodes * slots, job.max_replicas, measured.most_replicas)
     rates = {replicas: best_batch(measured, job, replicas, slots)[0] for replicas in range(1, most + 1)}
     return {replicas: rate / rates[1] for replicas, rate in rates.items()}
 
@@ -68,7 +68,8 @@ def best_batch(measured: Measured, job: JobSpec, replicas: int, slots: int) -> t
 def slot_seconds(measured: Measured, job: JobSpec) -> float:
     """What the job takes in one slot to its target, evaluations included, with the batch that takes least.
 
-    Every batch size takes the progress that was measured for it; start and verification are not counted.
+    Every batch size takes the progress that was measured for it, in steps of their median time; start,
+    verification and what lies between two steps are not counted.
     """
     middle = measured.needed_progress(job.min_batch_size, job.target) / 2
     seconds = []

@@ -102,6 +102,8 @@ def experiment(
     else:
         plan, jobs = planned(definition), workloads_of(definition, known)
     runs = only(plan, policies or [], sets or [])
+    if policies and not alone:  # these take turns among themselves
+        runs = only(planned(definition, policies), [], sets or [])
     check_cluster(definition)
     check_policies({run.policy: None for run in runs})
     check_engine(engine)
@@ -154,14 +156,11 @@ def _work(
 ) -> None:
     """Do the tasks, and show how far that is."""
     from services.experiment.engine import outcomes
-    from services.experiment.guard import wait_until_quiet
-    from services.experiment.runner import Busy
+    from services.experiment.guard import require_quiet
 
     if not tasks:
         return
-    bounds = folder.definition.guard
-    if problem := wait_until_quiet(bounds, _say, 0.0):
-        raise Busy(f"the machine is busy: {problem}; stop what else it does, or raise the bounds of [guard]")
+    require_quiet(folder.definition.guard, "raise the bounds of [guard]")
     with _bar(folder, runs, tasks, parallel) as advance:
         for number, outcome in enumerate(outcomes(tasks, engine, parallel), start=1):
             _say(f"{len(runs) - len(tasks) + number}/{len(runs)} {_line(outcome)}")
@@ -201,7 +200,7 @@ def _bar(
         progress.TimeElapsedColumn(),
         TimeLeft(),
     )
-    with progress.Progress(*columns, console=console) as bar:
+    with progress.Progress(*columns, console=console, redirect_stdout=sys.stdout.isatty()) as bar:
         shown = bar.add_task("", total=len(runs), end_s=0.0)
 
         def show() -> None:

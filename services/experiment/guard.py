@@ -15,12 +15,19 @@ import psutil
 from msgspec import Meta
 
 from common.config import Fraction
+from common.lifecycle import EXIT_NOBODY_THERE, UserError
 from common.types import Struct
 
 SAMPLE_EVERY_S = 1.0
 WATCH_MIN_S = 0.1
 SHARED_MEMORY_STEP = 1.02
 """Memory is summed exactly, which is slow, only where the quick sum is by so much above its last peak."""
+
+
+class Busy(UserError):
+    """The machine did not get quiet."""
+
+    exit_code = EXIT_NOBODY_THERE
 
 
 class Bounds(Struct, frozen=True):
@@ -135,6 +142,12 @@ def wait_until_quiet(bounds: Bounds, tell: Callable[[str], None], wait_s: float)
             told = True
 
 
+def require_quiet(bounds: Bounds, else_do: str) -> None:
+    """Watch the machine once. Raises Busy, which says what may be done `else`."""
+    if problem := wait_until_quiet(bounds, print, 0.0):
+        raise Busy(f"the machine is busy: {problem}; stop what else it does, or {else_do}")
+
+
 class Meter:
     """What a stack and its machine do from now on, to `measures`."""
 
@@ -193,11 +206,14 @@ class _Others:
     @staticmethod
     def _read(left_out: set[int]) -> dict[tuple[int, float], float]:
         """By process, whose number alone may come again."""
-        return {
-            (process.pid, process.create_time()): cpu_s([process])
-            for process in psutil.process_iter()
-            if process.pid not in left_out and process.pid != os.getpid()
-        }
+        found = {}
+        for process in psutil.process_iter():
+            if process.pid not in left_out and process.pid != os.getpid():
+                try:
+                    found[process.pid, process.create_time()] = cpu_s([process])
+                except psutil.Error:
+                    continue
+        return found
 
 
 def cpu_s(processes: Sequence[psutil.Process]) -> float:

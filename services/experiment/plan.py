@@ -127,18 +127,19 @@ def configured(config: Config, definition: Definition) -> Config:
     )
 
 
-def planned(definition: Definition) -> list[Run]:
-    """Every run, in order: seed by seed, set by set, all policies of a (set, seed) one after the other, so
-    that those that are compared are near in time. Who is first goes round from set to set: a machine that
-    slowly gets slower favours nobody."""
-    runs = []
-    policies = definition.policies
-    groups = [(seed, entry) for seed in definition.seeds for entry in definition.sets]
-    for number, (seed, entry) in enumerate(groups):
-        first = number % len(policies)
-        for policy in policies[first:] + policies[:first]:
-            runs.append(Run(set=set_name(entry), policy=policy, seed=seed))
-    return runs
+def planned(definition: Definition, among: Sequence[str] = ()) -> list[Run]:
+    """Every run, or those of the policies `among` them, in order: seed by seed, set by set, all policies of a
+    (set, seed) one after the other, so that those that are compared are near in time. Who is first goes round
+    from set to set and from seed to seed: a machine that slowly gets slower favours nobody."""
+    policies = [policy for policy in definition.policies if not among or policy in among]
+    return [
+        Run(
+            set=set_name(entry), policy=policies[(seed_number + set_number + turn) % len(policies)], seed=seed
+        )
+        for seed_number, seed in enumerate(definition.seeds)
+        for set_number, entry in enumerate(definition.sets)
+        for turn in range(len(policies))
+    ]
 
 
 def only(runs: Sequence[Run], policies: Sequence[str], sets: Sequence[str]) -> list[Run]:
@@ -195,7 +196,8 @@ def isolated(
 
 
 def shifted(workload: Workload, seed: int) -> Workload:
-    """The same jobs with other seeds, none of which another seed of the experiment gives to a job again."""
+    """The same jobs with other seeds; where theirs follow each other, no other seed of the experiment gives a
+    job one of these again."""
     shift = seed * len(workload.rows)
     rows = tuple(
         structs.replace(row, spec=structs.replace(row.spec, seed=(row.spec.seed + shift) % (MAX_SEED + 1)))

@@ -16,7 +16,7 @@ from analysis.load import read_log
 from analysis.summarize import summarize
 from common.config import Config
 from common.eventlog import EVENTS_FILE
-from common.lifecycle import EXIT_FAILED, EXIT_NOBODY_THERE, UserError
+from common.lifecycle import EXIT_FAILED, UserError
 from common.protocol import JobTable
 from common.transport import NobodyThere
 from common.types import Struct
@@ -30,17 +30,11 @@ from services.experiment.folder import (
     code_digest,
     write_json,
 )
-from services.experiment.guard import Meter, noise, wait_until_quiet
+from services.experiment.guard import Busy, Meter, noise, wait_until_quiet
 from services.experiment.plan import Definition, Run
 from services.monitor.service import follow
 from services.scheduler.policies import UnknownPolicy, make_live_policy
 from services.stack import PROCFILE, Stack, StackError, expected_nodes
-
-
-class Busy(UserError):
-    """The machine did not get quiet."""
-
-    exit_code = EXIT_NOBODY_THERE
 
 
 class _CommandGone(BaseException):

@@ -58,7 +58,7 @@ def test_an_interrupted_calibration_leaves_nothing_running_and_is_gone_on_with(
 ) -> None:
     """The trainings are taken for made; tests/services/bench/test_calibration_jobs.py makes them."""
     spec: ApplicationSpec = quick_app.SPEC
-    arguments = "--app", spec.name, "--out", tmp_path, "--seeds", 1
+    arguments = "--app", spec.name, "--out", tmp_path, "--seeds", 1, "--busy-before", 1
 
     first = start(environment, *arguments)
     assert first.stderr is not None
@@ -104,6 +104,24 @@ def test_an_interrupted_calibration_leaves_nothing_running_and_is_gone_on_with(
     assert (third.returncode, errors) == (0, "")
 
 
+@pytest.mark.usefixtures("busy_machine")
+def test_nothing_is_measured_on_a_busy_machine(
+    coadapt: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
+    code, output, errors = coadapt("calibrate", "--out", tmp_path, "--busy-before", "0")
+    assert (code, output) == (3, "")
+    assert errors.startswith("coadapt: the machine is busy: ")
+    assert errors.endswith("stop what else it does, or allow more with --busy-before\n")
+    part = tmp_path / "part"
+    part.mkdir()
+    with Journal(part, {"seeds": 1}, fresh=False) as journal:
+        journal.add("lives", {})
+    kept = {path.name: path.read_bytes() for path in part.iterdir()}
+    code, _, _ = coadapt("calibrate", "--out", part, "--busy-before", "0", "--fresh")
+    assert code == 3
+    assert {path.name: path.read_bytes() for path in part.iterdir()} == kept, "nothing is thrown away"
+
+
 def test_an_application_whose_tables_would_be_empty_is_left_out_before_it_is_measured(
     coadapt: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -143,7 +161,7 @@ def test_an_application_is_left_out_that_nothing_could_be_read_of(
     with Journal(tmp_path, settings, fresh=False) as journal:
         journal.add("lives", {name: [life] for name in names})
         for name in names:
-            for digits in ("1", "11"):
+            for digits in ("1", "1-1"):
                 journal.add(f"{name}/placement/{digits}", Placed(points=(point,), resize_s=0.1))
             for multiple in (1, 2, 4, 8, 16):
                 rows = () if name in bad and multiple == 2 else (row,)
@@ -166,6 +184,7 @@ def test_an_application_is_left_out_that_nothing_could_be_read_of(
     ("arguments", "error"),
     [
         (["--app", "x"], "coadapt: --app 'x': allowed: digits-cnn, mnist1d-conv, char-lm, matfac\n"),
+        (["--busy-before", "2"], "coadapt: Invalid value for '--busy-before': '2': allowed: 0 to 1"),
         (["--seeds", "0"], "coadapt: Invalid value for '--seeds': '0': allowed: whole numbers from 1 to"),
         (["--out", "/dev/null/x"], "coadapt: /dev/null/x: cannot be written: Not a directory\n"),
     ],

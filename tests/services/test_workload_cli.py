@@ -33,7 +33,7 @@ def test_a_set_is_printed_or_written(generate, tmp_path) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [(), ("--nodes", 1), ("--profiles", "my own", "--nodes", 1, "--slots", 2)]
+    "options", [(), ("--nodes", 1), ("--nodes", 4), ("--profiles", "my own", "--nodes", 1, "--slots", 2)]
 )
 def test_the_first_line_of_a_set_makes_it_again(coadapt, tmp_path, monkeypatch, options) -> None:
     monkeypatch.chdir(tmp_path)

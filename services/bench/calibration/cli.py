@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from common.options import path_of, whole
+from common.options import number, path_of, whole
 
 PROFILES = Path(__file__).resolve().parents[3] / "workloads" / "profiles"
 
@@ -21,13 +21,23 @@ def calibrate(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Measure all of it again, whatever is there.")
     ] = False,
+    busy_before: Annotated[
+        float,
+        typer.Option(
+            parser=number(0.0, 1.0, "0 to 1"),
+            metavar="SHARE",
+            help="Measure nothing when others use more of the CPU than this.",
+        ),
+    ] = 0.1,
 ) -> None:
     """Measure our applications on this machine: step times, ways to the target, costs of starts and ends.
 
     What is measured is kept at once: a second start goes on where the first one stopped. Run it on an
-    otherwise idle machine."""
+    otherwise idle machine: it is watched for two seconds before the first measurement.
+
+    Exit 3: the machine is busy."""
     from common.lifecycle import signals_raise
     from services.bench.calibration.run import run
 
     with signals_raise():
-        run(app or [], out, seeds, fresh=fresh)
+        run(app or [], out, seeds, busy_before, fresh=fresh)

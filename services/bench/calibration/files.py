@@ -1,6 +1,7 @@
 """The files of a measured profile: tables of the osdi21 traces' columns, and the machine that they are of."""
 
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -78,13 +79,20 @@ HEAD = """\
 
 
 def _toml(name: str, table: Mapping[str, Any]) -> Iterable[str]:
-    lines = [f"{key} = {_value(value)}" for key, value in table.items() if not isinstance(value, Mapping)]
+    lines = [
+        f"{_key(key)} = {_value(value)}" for key, value in table.items() if not isinstance(value, Mapping)
+    ]
     if name and lines:
         yield f"\n[{name}]"
     yield from lines
     for key, value in table.items():
         if isinstance(value, Mapping):
-            yield from _toml(f"{name}.{key}" if name else key, value)
+            yield from _toml(f"{name}.{_key(key)}" if name else _key(key), value)
+
+
+def _key(key: str) -> str:
+    """An application may have any name."""
+    return key if re.fullmatch(r"[A-Za-z0-9_-]+", key) else _value(key)
 
 
 def _value(value: Any) -> str:

@@ -115,7 +115,7 @@ def is_small(placement: Sequence[int], slots: int) -> bool:
 def configs(spec: ApplicationSpec, replicas: int) -> list[JobConfig]:
     """Local batches from the least to the largest that jobs of so many replicas have; empty where there is
     none. Passes are accumulated as well where jobs do so: with the largest local batch, and by one replica
-    alone, which has no other way to learn its gradient's variance above M0."""
+    alone, which may take M0 in two passes."""
     passes = 2 if replicas == 1 else 1
     least = max(spec.min_atomic_batch, math.ceil(spec.initial_batch_size / (replicas * passes)))
     most = min(spec.max_atomic_batch, spec.max_batch_size // replicas)

@@ -5,6 +5,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -37,6 +38,7 @@ from services.bench.calibration.plan import (
 from services.bench.cluster import BenchError
 from services.bench.measure import Progress, machine
 from services.bench.scaling import in_processes
+from services.experiment.guard import Bounds, require_quiet
 from services.stack import StackError
 from workloads.measured import Costs, Measured
 from workloads.tasks import applications
@@ -46,8 +48,9 @@ JOBS_A_SLOT = 1.5
 """Of the run that measures starts and ends: some of them begin and end on a full cluster."""
 
 
-def run(names: Sequence[str], folder: Path, seeds: int, *, fresh: bool) -> None:
-    """Measure what is not there yet, and write the profiles. Raises UserError."""
+def run(names: Sequence[str], folder: Path, seeds: int, busy_before: float, *, fresh: bool) -> None:
+    """Measure what is not there yet, and write the profiles. Raises UserError, Busy where others use more of
+    the machine than `busy_before`."""
     config = load_config(os.environ)
     known = applications(config.applications.modules)
     for name in names:
@@ -56,7 +59,7 @@ def run(names: Sequence[str], folder: Path, seeds: int, *, fresh: bool) -> None:
     if not config.agent.slots:
         raise UserError("agent.slots 0: allowed: 1 or more; profiles are of nodes with so many slots")
     chosen = []
-    for spec in (known[name] for name in dict.fromkeys(names or known)):
+    for spec in (spec for name, spec in known.items() if name in (names or known)):
         if reason := unmeasurable(spec, len(NODES), config.agent.slots):
             _leave_out(spec, reason)
         else:
@@ -66,13 +69,19 @@ def run(names: Sequence[str], folder: Path, seeds: int, *, fresh: bool) -> None:
     settings = conditions(config, seeds)
     former = {} if fresh and not names else read_machine(folder)
     kept = _kept(folder, former, settings, chosen)
+    require = partial(require_quiet, Bounds(busy_before=busy_before), "allow more with --busy-before")
+    if fresh:  # before anything is thrown away
+        require()
     with Journal(folder, settings | {"applications": _names(chosen)}, fresh=fresh) as journal:
         if not (fresh or journal.begun) and _is_complete(former, settings, chosen):
             journal.finish()
             print(f"{folder}: {_names(chosen)} are there already; --fresh measures again")
             return
         calibration = Calibration(config, chosen, list(known.values()), range(seeds), journal)
-        calibration.measure()
+        if calibration.parts_missing():
+            if not fresh:
+                require()
+            calibration.measure()
         written, tables = [], dict(kept)
         for spec in chosen:
             costs_s, grid, curves = calibration.costs(spec), calibration.grid(spec), calibration.curves(spec)
@@ -83,7 +92,7 @@ def run(names: Sequence[str], folder: Path, seeds: int, *, fresh: bool) -> None:
             written.append(spec)
             tables[spec.name] = costs_s
         if written:
-            tables = {name: tables[name] for name in known if name in tables}
+            tables = {name: tables[name] for name in dict.fromkeys([*known, *tables]) if name in tables}
             write_machine(folder, _machine(settings, tables))
         journal.finish()
     if not written:
@@ -132,20 +141,18 @@ class Calibration:
         # Every application's lives have to be seen.
         self._jobs = max(round(JOBS_A_SLOT * len(NODES) * config.agent.slots), len(specs))
 
+    def parts_missing(self) -> int:
+        grids = sum(len(list(self._missing_placements(spec))) for spec in self._specs)
+        return grids + ("lives" not in self._journal) + len(list(self._missing_trainings()))
+
     def measure(self) -> None:
         """All parts that are missing."""
-        grids = sum(len(list(self._missing_placements(spec))) for spec in self._specs)
-        starts = "lives" not in self._journal
-        courses = list(self._missing_trainings())
-        parts = grids + starts + len(courses)
-        if not parts:
-            return
-        self._progress = Progress("calibrate", parts)
-        if grids:
+        self._progress = Progress("calibrate", self.parts_missing())
+        if any(True for spec in self._specs for _ in self._missing_placements(spec)):
             again_if_need_be(self._measure_grids)
-        if starts:
+        if "lives" not in self._journal:
             again_if_need_be(self._measure_lives)
-        for training, curve in in_processes(train, courses):
+        for training, curve in in_processes(train, list(self._missing_trainings())):
             name, multiple, seed = training.application, training.multiple, training.seed
             self._journal.add(_curve(name, multiple, seed), curve)
             self._progress.step(f"{name}, {multiple} M0, seed {seed}")
@@ -220,7 +227,7 @@ def train(training: Training) -> tuple[Training, Curve]:
 
 
 def _grid(spec: ApplicationSpec, placement: Sequence[int]) -> str:
-    return f"{spec.name}/placement/{digits(placement)}"
+    return f"{spec.name}/placement/{'-'.join(map(str, placement))}"
 
 
 def _curve(application: str, multiple: int, seed: int) -> str:

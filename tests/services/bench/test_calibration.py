@@ -317,7 +317,7 @@ def test_a_written_profile_is_what_simulations_read(tmp_path: Path):
         "nodes": 2,
         "slots": 4,
         "versions": {"torch": "2"},
-        "applications": {DIGITS.name: TABLE},
+        "applications": {DIGITS.name: TABLE, 'a.b of "mine"': TABLE},
     }
     write_machine(tmp_path, machine)
     assert read_machine(tmp_path) == machine

@@ -40,7 +40,7 @@ def test_real_trainings_are_made_and_kept(tmp_path: Path, monkeypatch: pytest.Mo
     spec = quick_app.SPEC
     config = Config(agent=AgentConfig(slots=1), applications=ApplicationsConfig(modules=(quick_app.MODULE,)))
     with Journal(tmp_path, {}, fresh=False) as journal:
-        for part in ("quick/placement/1", "quick/placement/11", "lives"):
+        for part in ("quick/placement/1", "quick/placement/1-1", "lives"):
             journal.add(part, None)
         calibration = Calibration(config, [spec], [spec], range(1), journal)
         calibration.measure()

@@ -1,7 +1,5 @@
 """What `coadapt experiment` refuses, and what it says without running anything."""
 
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -62,15 +60,10 @@ def test_what_no_run_could_do_is_told_before_the_first(command, text, told):
     assert not Path("logs").exists()
 
 
+@pytest.mark.usefixtures("busy_machine")
 def test_a_machine_that_is_too_busy_is_refused_with_3(command):
     Path("some.toml").write_text(DEFINITION + "[guard]\nwatch_s = 0.5\nbusy_before = 1e-9\n")
-    burn = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
-    with subprocess.Popen(burn, stdout=subprocess.PIPE) as burning:
-        burning.stdout.readline()
-        try:
-            code, _, err = command("some.toml")
-        finally:
-            burning.kill()
+    code, _, err = command("some.toml")
     assert code == 3
     assert "coadapt: the machine is busy: " in err
     assert "raise the bounds of [guard]" in err

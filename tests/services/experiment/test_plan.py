@@ -65,6 +65,15 @@ def test_every_policy_is_first_in_its_turn() -> None:
     assert firsts == ["fixed", "dynamic", "pollux", "fixed", "dynamic", "pollux", "fixed", "dynamic"]
 
 
+def test_of_two_policies_each_is_first_as_often_on_every_set() -> None:
+    runs = planned(DEFINITION, ["pollux", "dynamic"])
+    firsts = [(run.set, run.policy) for run in runs[::2]]
+    assert {run.policy for run in runs} == {"dynamic", "pollux"}
+    assert sorted(firsts) == sorted(
+        (name, policy) for name in {run.set for run in runs} for policy in ("dynamic", "pollux")
+    )
+
+
 def test_more_seeds_leave_the_order_of_those_before_as_it_was() -> None:
     more = with_seeds(DEFINITION, 4)
     assert more.seeds == (1, 2, 3, 4)
