@@ -1,4 +1,4 @@
-# make demo [POLICY=pollux|coadapt|throughput|dynamic|fixed|...]; make test; make install; make clean
+# make demo [POLICY=pollux|coadapt|throughput|dynamic|fixed|...]; make test; make lint; make install; make clean
 # make experiment [EXPERIMENT=FILE.toml] [SEEDS=N]; interrupted, the same again goes on. With COADAPT_OSDI21 set to
 # the folder of the published traces it varies their world, too.
 PYTHON ?= python3.11

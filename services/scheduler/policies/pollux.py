@@ -6,12 +6,13 @@ Every round maximises a power mean of the jobs' speedups,
     value   = (sum of w x (f x speedup + 1e-3)^p / sum of w)^(1/p),   p = -1, w = 1              (eq. 14)
 
 where f < 1 charges a job whose placement changes for the restart. The maximum is sought exactly (search.py).
-A fair share is ceil(slots / jobs) replicas on one node, and speedups are scaled so that one node's worth of
-slots counts as 1 in a cluster of one job (the published artifact's convention; it decides how much the
-1e-3 weighs).
+A fair share is ceil(slots / jobs) replicas on one node, and speedups count nodes / slots of what eq. 15 says
+(the published artifact's convention; it decides how much the 1e-3 weighs).
 
 What a job has shown bounds what it gets: nothing measured yet, one replica at M0; else at most twice the
-replicas that it has been profiled with. Gradient statistics that are not trusted never raise its batch.
+replicas that it has been profiled with. With a memory it starts from the model of its application, and gets
+up to four times the replicas that this was profiled with. Gradient statistics that are not trusted never
+raise its batch.
 """
 
 import math
