@@ -36,6 +36,7 @@ COLUMNS = {
     "unfair_fraction": ("unfair", ".1%"),
     "jain": ("Jain", ".3f"),
     "rescales": ("rescales", ".1f"),
+    "mean_jct_at_equal_steps": ("mean JCT / step time", ".1f"),
     "step_time": ("step time", ".2f"),
 }
 

@@ -62,6 +62,8 @@ def test_the_ratio_of_step_times_is_told_and_is_no_verdict() -> None:
     assert contrast is not None
     effect = contrast.overall["step_time_ratio"]
     assert (effect.value, effect.pairs) == (pytest.approx(math.sqrt(1.2)), 2)
+    jct = contrast.overall["mean_jct_at_equal_steps_ratio"]
+    assert (jct.value, jct.pairs) == (pytest.approx(1 / math.sqrt(1.2)), 2)
     content = as_json(comparison)
     assert content["step_time_ratio"]["pollux/fixed"]["ratio"] == effect.value  # type: ignore[index]
     assert "step_time_ratio" not in {verdict.measure for verdict in verdicts(contrast)}
