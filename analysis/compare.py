@@ -63,6 +63,8 @@ def compare(
     if as_json and markdown:
         raise typer.BadParameter("--json, --markdown: one of them at a time")
     report = make_report(place, baselines or [], profiles)
+    if not report.is_calibrated:
+        print(f"compare: rho goes by {report.rho_from}", file=sys.stderr)
     text = to_json(report)
     if out is not None:
         try:
@@ -95,13 +97,13 @@ def make_report(place: Path, baselines: Sequence[str], profiles: Path | None) ->
 
     rho_from, is_calibrated = isolated.source(profiles), True
     try:
+        model = isolated.calibrated(profiles)
         try:
-            model = isolated.calibrated(profiles)
             experiment = gather(place, model, model.step_time, _followed)
         except UserError as error:
             if profiles is not None:
                 raise
-            # Without a profile of its applications a run can still be judged by itself.
+            # Without a profile of its applications, or of its slots, a run can still be judged by itself.
             is_calibrated = False
             rho_from = f"the models in each run's own log, as in summarize ({error})"
             experiment = gather(place, shown=_followed)

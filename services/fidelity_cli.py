@@ -106,12 +106,13 @@ def fidelity(
             cases, lacking = [], {}
             for folder in (place / run.name for run in runs):
                 try:
-                    cases.append(twin(folder, profiles, draft, factors(folder)))
+                    case = twin(folder, profiles, draft, factors(folder))
+                    check([case])
+                    cases.append(case)
                 except UserError as error:
                     lacking[folder.name] = str(error)
             if not cases:
                 raise UserError(next(iter(lacking.values())))
-            check(cases)
             with signals_raise():
                 results = list(simulated(cases, processes))
                 _replace(draft, simulations)
@@ -129,7 +130,10 @@ def fidelity(
     except OSError as error:
         raise UserError(f"{error.filename or place}: cannot be written: {error.strerror}") from error
     print(encoded(found) if as_json else markdown(found, scaled), end="")
-    problems = [*lacking.values(), *(problem for result in results for problem in _problems(result))]
+    problems = [
+        *(f"{run}: {why}" for run, why in lacking.items()),
+        *(problem for result in results for problem in _problems(result)),
+    ]
     for problem in problems:
         print(problem, file=sys.stderr)
     return int(bool(problems or found.left_out))

@@ -205,7 +205,7 @@ class StepTimes:
 
     def unknown(self, placement: Placement, atomic: int) -> UserError:
         return UserError(
-            f"{self.folder.name}: the traces say nothing of {sum(placement)} replicas on {len(placement)} "
+            f"{self.folder.name}: the tables say nothing of {sum(placement)} replicas on {len(placement)} "
             f"nodes with {atomic} examples a pass"
         )
 

@@ -54,7 +54,7 @@ def test_other_groups_lie_between_those_that_were_measured_on_as_many_nodes(digi
     assert digits.times((1, 4), 8) == (pytest.approx(pass_s(8) + 0.065), pytest.approx(0.065))
     assert digits.times((1, 1, 1, 1), 8) == digits.times((2, 2), 8), "two nodes are the most measured"
     assert digits.most_replicas == 8
-    with pytest.raises(UserError, match="digits-cnn: the traces say nothing of 9 replicas on 2 nodes"):
+    with pytest.raises(UserError, match="digits-cnn: the tables say nothing of 9 replicas on 2 nodes"):
         digits.times((5, 4), 8)
 
 

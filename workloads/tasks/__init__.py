@@ -59,7 +59,7 @@ def _load(modules: Sequence[str]) -> dict[str, ModuleType]:
     for path in (*OWN_MODULES, *modules):
         try:
             module = import_module(path)
-        except Exception as error:  # a user's module may raise anything
+        except (Exception, SystemExit) as error:  # a user's module may raise anything
             raise UnknownApplication(
                 f"application module {path!r}: cannot be imported: {type(error).__name__}: {error}"
             ) from error

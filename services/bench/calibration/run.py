@@ -81,7 +81,11 @@ def run(names: Sequence[str], folder: Path, seeds: int, busy_before: float, *, f
         if calibration.parts_missing():
             if not fresh:
                 require()
-            calibration.measure()
+            try:
+                calibration.measure()
+            except KeyboardInterrupt:
+                print("calibrate: interrupted: the same command, without --fresh, goes on", file=sys.stderr)
+                raise
         written, tables = [], dict(kept)
         for spec in chosen:
             costs_s, grid, curves = calibration.costs(spec), calibration.grid(spec), calibration.curves(spec)
