@@ -326,6 +326,21 @@ def test_what_cannot_be_compared_is_said_in_one_line(
     assert problem.count("\n") == 1
 
 
+def test_rho_by_other_models_than_the_profiles_is_told(
+    experiment: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its slots had another speed than the project's profiles are of."""
+    code, out, err = printed(capfd, experiment)
+    assert code == 0
+    told = "the models in each run's own log, as in summarize (n0 had slots of speed 0.2; "
+    assert err.startswith(f"compare: rho goes by {told}")
+    assert "there is no calibrated model" in " ".join(out.split())
+    monkeypatch.setenv("COADAPT_APPLICATIONS_MODULES", "no.such.module")
+    code, out, err = printed(capfd, experiment)
+    assert (code, out) == (2, "")
+    assert err.startswith("compare: application module 'no.such.module': cannot be imported")
+
+
 def test_the_command_line_has_it() -> None:
     assert command in [registered.callback for registered in app.registered_commands]
 

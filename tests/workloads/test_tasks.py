@@ -167,6 +167,7 @@ def test_an_application_of_the_users_own_stands_beside_ours() -> None:
     ("text", "complaint"),
     [
         ("1 / 0", "cannot be imported: ZeroDivisionError"),
+        ("raise SystemExit(0)", "cannot be imported: SystemExit: 0"),
         ("SPEC = 'mine'", r"needs SPEC \(an ApplicationSpec\) and build"),
         (
             "from workloads.tasks.matfac import SPEC, build",

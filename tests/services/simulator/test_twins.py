@@ -168,6 +168,19 @@ def test_what_a_run_lacks_is_named_and_the_others_are_simulated(fidelity, experi
     assert "no run in it" in err
 
 
+def test_a_run_of_a_policy_that_is_not_here_stops_no_others(fidelity, experiment) -> None:
+    place, profiles = experiment
+    config = place / "two-pollux-3" / "config.json"
+    config.write_text(config.read_text().replace('"pollux"', '"theirs"'))
+    code, out, err = fidelity(place, "--profiles", profiles, "--json", "-j", 1)
+    assert code == 1
+    assert err.startswith("two-pollux-3: policy 'theirs': not one of ")
+    (left_out,) = json.loads(out)["left_out"]
+    assert left_out["run"] == "two-pollux-3"
+    assert left_out["why"].startswith("was not simulated: policy 'theirs': not one of ")
+    assert list(json.loads(out)["mean_jct_error"]) == ["fixed"]
+
+
 def test_profiles_of_another_slot_speed_are_refused(fidelity, experiment) -> None:
     place, profiles = experiment
     machine = profiles / "machine.toml"
