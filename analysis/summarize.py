@@ -19,10 +19,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from analysis.audit import Audit, audit
-from analysis.fairness import IsolatedTime
-from analysis.load import JobHistory, NoRuns, Replay, RunHistory, RunLog, find_logs, read_log, replay
-from analysis.metrics import JobSummary, RunSummary, summary
+from analysis.log.audit import Audit, audit
+from analysis.log.history import (
+    JobHistory,
+    NoRuns,
+    Replay,
+    RunHistory,
+    RunLog,
+    find_logs,
+    read_log,
+    replay,
+)
+from analysis.run.fairness import IsolatedTime
+from analysis.run.measures import JobSummary, RunSummary, summary
 
 CLEAN, NOT_CLEAN, BAD_INPUT = 0, 1, 2
 MAX_REASON_CHARS = 200
@@ -60,7 +69,7 @@ def summarize(
     log: RunLog, isolated: Callable[[Replay], IsolatedTime | None] = lambda _: None
 ) -> tuple[RunHistory, RunSummary]:
     """Figures and verdict of one log, as far as it could be read. `isolated` may know of a log how long its
-    jobs had taken alone (`analysis.fairness`)."""
+    jobs had taken alone (`analysis.run.fairness`)."""
     try:
         replayed = replay(log.records)
         verdict = audit(replayed, log.fault)

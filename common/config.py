@@ -115,7 +115,7 @@ class LimitsConfig(Struct, frozen=True):
 
 class ApplicationsConfig(Struct, frozen=True):
     modules: tuple[str, ...] = ()
-    """Modules with applications of the user's own, in addition to those of `workloads.tasks`."""
+    """Modules with applications of the user's own, in addition to those of `workloads.applications`."""
 
 
 class Config(Struct, frozen=True):

@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 
 from common.codec import printable
-from common.protocol import EVENT_SCHEMA, EventRecord
+from common.protocol import EVENT_SCHEMA, EventRecord, JobSubmitted
 
 EVENTS_FILE = "events.jsonl"
+READABLE_SCHEMAS = (1, EVENT_SCHEMA)
 MAX_HELD = 5_000
 """How far ahead of a missing number a source's records wait in memory; later ones their publisher repeats."""
 
@@ -112,10 +113,29 @@ def decode_line(line: bytes) -> EventRecord:
     try:
         record = (_lax_decoder if spelled_floats else _decoder).decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(_explain(line, str(error))) from error
-    if record.schema != EVENT_SCHEMA:
+        former = _from_former_schema(line)
+        if former is None:
+            raise ValueError(_explain(line, str(error))) from error
+        record = former
+    if record.schema not in READABLE_SCHEMAS:
         raise ValueError(_explain(line, "schema"))
     return record
+
+
+def _from_former_schema(line: bytes) -> EventRecord | None:
+    """The record of a line that only the former schema explains; None for any other line.
+
+    Schema 1 had `accumulates_alone` in the specification of a job; schema 2 has it in JobSubmitted.
+    """
+    try:
+        tree = msgspec.json.decode(line)
+        event = tree["event"]
+        if tree["schema"] != 1 or event["type"] != JobSubmitted.__name__:
+            return None
+        event["accumulates_alone"] = event["spec"].pop("accumulates_alone", False)
+        return msgspec.convert(tree, EventRecord, strict=False)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, KeyError, TypeError, AttributeError):
+        return None
 
 
 _decoder = msgspec.json.Decoder(EventRecord)
@@ -140,8 +160,9 @@ def _explain(line: bytes, problem: str) -> str:
     if not isinstance(tree, dict) or not {"run_id", "source", "seq", "event"} <= tree.keys():
         return "not an event of coadapt"
     schema = tree.get("schema")
-    if schema != EVENT_SCHEMA:
-        return f"written with schema {schema!r}; this version reads {EVENT_SCHEMA}"
+    if schema not in READABLE_SCHEMAS:
+        allowed = " and ".join(map(str, READABLE_SCHEMAS))
+        return f"written with schema {schema!r}; this version reads {allowed}"
     return f"not a valid event: {problem}"
 
 

@@ -1,20 +1,18 @@
 """How a service lives: its log, its signals, its periodic tasks, its ordered close, its exit code.
 
-Signals only set a flag; the poll loop (`common.transport.Reactor`) wakes, sees it, and the service closes
+Signals only set a flag; the poll loop (`common.messaging.reactor.Reactor`) wakes, sees it, and the service closes
 in its own order. Nothing here installs anything at import.
 """
 
 import contextlib
 import heapq
 import itertools
-import math
 import os
 import select
 import signal
 import sys
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -30,7 +28,7 @@ MAX_LOG_CHARS = 1000
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
-EXIT_NOBODY_THERE = 3
+EXIT_UNAVAILABLE = 3
 EXIT_INTERRUPTED = 130
 
 
@@ -161,7 +159,7 @@ class StopFlag:
 
 
 @contextlib.contextmanager
-def signals_raise() -> Iterator[None]:
+def signals_as_interrupt() -> Iterator[None]:
     """SIGTERM and SIGHUP end the block as Ctrl-C does, so that what it started is taken down; the first of
     them, and none that the process ignores, as it does SIGHUP under nohup."""
 
@@ -186,7 +184,7 @@ def signals_raise() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def signals_wait() -> Iterator[None]:
+def delayed_signals() -> Iterator[None]:
     """Signals that would raise within the block do so at its end: what it makes, such as a process, is then
     in the hands of who takes it down. For the main thread."""
     received: list[int] = []
@@ -202,7 +200,7 @@ def signals_wait() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def unheard(*numbers: int) -> Iterator[None]:
+def blocked_signals(*numbers: int) -> Iterator[None]:
     """Processes that the block starts never hear of these signals, nor do theirs; who starts them ends them.
     Here a signal that comes meanwhile is heard at the end of the block."""
     from multiprocessing import resource_tracker  # for the few that start processes
@@ -270,50 +268,6 @@ class Timers:
     def _push(self, timer: Timer) -> Timer:
         heapq.heappush(self._heap, (timer.due_s, next(self._count), timer))
         return timer
-
-
-class Loop(ABC):
-    """The turns of a service: wait for what is ready or due, handle it, until the stop flag is set.
-
-    `_dispatch(timeout_ms)` waits and calls the handlers of what is ready; None waits without end. A handler
-    that raises ends `run` with its exception: that is a bug of the service.
-    """
-
-    def __init__(self, stop: StopFlag, clock: Callable[[], float]) -> None:
-        self.stop = stop
-        self.timers = Timers(clock)
-        self._clock = clock
-
-    def every(self, interval_s: float, handler: Callable[[], None]) -> Timer:
-        """Call `handler` every `interval_s`, first after one interval; a busy loop skips beats."""
-        return self.timers.every(interval_s, handler)
-
-    def call_later(self, delay_s: float, handler: Callable[[], None]) -> Timer:
-        """Call `handler` once; with a delay of 0, after the handlers of this turn."""
-        return self.timers.call_later(delay_s, handler)
-
-    def run(self) -> None:
-        """Until the stop flag is set."""
-        while not self.stop.requested:
-            self._turn(None)
-
-    def run_until(self, predicate: Callable[[], object], timeout_s: float) -> bool:
-        """Until `predicate` holds, stop flag or not; False when it still does not after `timeout_s`."""
-        end_s = self._clock() + timeout_s
-        while not predicate():
-            left_s = end_s - self._clock()
-            if left_s <= 0:
-                return False
-            self._turn(left_s)
-        return True
-
-    def _turn(self, timeout_s: float | None) -> None:
-        waits = [s for s in (timeout_s, self.timers.seconds_to_next()) if s is not None]
-        self._dispatch(math.ceil(min(waits) * 1000) if waits else None)
-        self.timers.run_due()
-
-    @abstractmethod
-    def _dispatch(self, timeout_ms: int | None) -> None: ...
 
 
 # --------------------------------------------------------------------------- close and exit

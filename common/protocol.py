@@ -31,7 +31,7 @@ from common.types import (
 )
 
 PROTOCOL_VERSION = 1
-EVENT_SCHEMA = 1
+EVENT_SCHEMA = 2
 
 
 class Message(Struct, frozen=True, tag_field="type", tag=True):
@@ -222,6 +222,8 @@ class AgentLeft(Message, frozen=True):
 
 class JobSubmitted(Message, frozen=True):
     spec: JobSpec
+    accumulates_alone: bool = False
+    """Whether one replica above M0 has to accumulate, as in the world of the published traces."""
 
 
 class JobRefused(Message, frozen=True):
@@ -624,7 +626,7 @@ class JobTable(Message, frozen=True):
     """Ended jobs that are not in `jobs`."""
 
 
-class Run(Message, frozen=True):
+class RunInfo(Message, frozen=True):
     """What a service has to know of the run that it takes part in."""
 
     run_id: str
@@ -635,7 +637,7 @@ class Run(Message, frozen=True):
 class Registered(Message, frozen=True):
     """The agent takes part; `orders` is what it has to do now."""
 
-    run: Run
+    run: RunInfo
     orders: Orders
 
 
@@ -649,7 +651,7 @@ class Acknowledged(Message, frozen=True):
     seq: int
 
 
-Reply = JobAccepted | Done | Refused | JobTable | Run | Registered | Profiles | Acknowledged | Orders
+Reply = JobAccepted | Done | Refused | JobTable | RunInfo | Registered | Profiles | Acknowledged | Orders
 
 
 class RequestFrame(Struct, frozen=True):

@@ -73,15 +73,12 @@ class JobSpec(Struct, frozen=True):
     max_atomic_batch: int
     max_replicas: int
     """Upper bound of what a policy may give."""
-    accumulates_alone: bool = False
-    """Whether its trainer can tell its gradient noise from several passes a step only, so that one replica
-    above M0 has to accumulate. Ours can tell it from successive steps."""
     settings: dict[str, float] = {}
     """Overrides of the application's own numbers, such as its learning rate."""
 
 
 class JobState(enum.StrEnum):
-    """The life cycle; the transitions stand in `services/scheduler/job_states.py`."""
+    """The life cycle; the transitions stand in `common/job_states.py`."""
 
     PENDING = "pending"
     """Waits for slots; has state on disk if it has been preempted."""

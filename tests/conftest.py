@@ -24,7 +24,7 @@ Outcome = tuple[int, str, str]
 
 @pytest.fixture
 def coadapt(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
-    from services.cli import main
+    from services.cli.main import main
     from services.simulator.parallel import THREADS
 
     for name in THREADS:  # which commands may set, for themselves alone

@@ -1,4 +1,8 @@
-"""Who may import whom, and what pure modules must not touch: checked from the syntax tree."""
+"""Who may import whom, and what pure modules must not touch: checked from the syntax tree.
+
+`LAYERS` is the one ordered list: a module imports from its own place and from those before it. Places on one
+line are equals, which import none of each other.
+"""
 
 import ast
 from collections.abc import Iterator
@@ -7,101 +11,91 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("common", "workloads", "services", "analysis")
-FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
-MAX_LINES = 400
-LONGER = {"common/protocol.py"}
-"""Declarations only, and every message has to stand in one place."""
-
-MAY_IMPORT = {
-    "common": {"common"},
-    "workloads": {"common", "workloads"},
-    "services": {"common", "workloads", "services"},
-    "analysis": {"common", "analysis"},
-}
-PURE_PARTS_OF_SERVICES = {
-    "services.scheduler.job_states",
-    "services.simulator.calibrated",
-    "services.simulator.isolated",
-    "workloads.measured",
-    "workloads.requests",
-    "workloads.tasks",
-}
-"""What analysis may use of the services: rules and models; and what these models are made of."""
-DISPATCHERS = {
-    "services/cli.py",
-    "services/experiment/runner.py",
-    "services/fidelity_cli.py",
-    "services/sensitivity_cli.py",
-    "services/stack.py",
-}
-"""The command line reaches every part, and so does the experiment, which sums up its runs."""
-DRIVERS = {"bench", "experiment", "simulator"}
-"""Services that measure others, or drive the scheduler's core."""
-ONLY_IN = {
-    "zmq": ("common/transport.py",),
-    "torch": ("workloads/trainer/", "workloads/tasks/"),
-    "rich": (
-        "services/monitor/",
-        "services/cli.py",
-        "services/experiment/cli.py",
-        "services/simulator/cli.py",
-        "services/simulator/parallel.py",
-        "analysis/",
+PACKAGES = ("common", "workloads", "analysis", "services")
+LAYERS: tuple[tuple[str, ...], ...] = (
+    ("common",),
+    ("workloads",),
+    ("analysis",),
+    (
+        "services.scheduler",
+        "services.job_agent",
+        "services.metrics_collector",
+        "services.event_logger",
+        "services.monitor",
     ),
+    ("services.launcher",),
+    ("services.simulator",),
+    ("services.bench",),
+    ("services.calibration",),
+    ("services.experiment",),
+    ("services.cli",),
+)
+ONLY_IN = {
+    "zmq": ("common/messaging/",),
+    "torch": ("workloads/trainer/", "workloads/applications/"),
+    "rich": (
+        "analysis/report/",
+        "services/cli/",
+        "services/monitor/",
+        "services/simulator/parallel.py",
+        "services/experiment/",
+    ),
+    "matplotlib": ("analysis/report/",),
+    "argparse": (),
 }
 PURE = (
     "common/goodput/",
-    "common/types.py",
+    "common/job_states.py",
     "common/protocol.py",
+    "common/types.py",
     "services/scheduler/commands.py",
     "services/scheduler/core.py",
     "services/scheduler/decisions.py",
-    "services/scheduler/job_states.py",
     "services/scheduler/policies/",
     "services/scheduler/state.py",
-    "services/scheduler/step.py",
-    "services/bench/calibration/plan.py",
+    "services/calibration/calibration_plan.py",
     "services/job_agent/reconcile.py",
     "services/job_agent/unsaved.py",
+    "services/metrics_collector/memory.py",
     "services/metrics_collector/profiles.py",
     "services/monitor/view.py",
-    "services/simulator/agents.py",
-    "services/simulator/calibrated.py",
-    "services/simulator/driver.py",
-    "services/simulator/errors.py",
-    "services/simulator/fleet.py",
-    "services/simulator/isolated.py",
-    "services/simulator/timeline.py",
-    "services/simulator/training.py",
-    "services/simulator/world.py",
-    "analysis/audit.py",
-    "analysis/batches.py",
-    "analysis/bootstrap.py",
-    "analysis/breakdown.py",
-    "analysis/comparison.py",
-    "analysis/fairness.py",
-    "analysis/metrics.py",
-    "analysis/noise.py",
-    "analysis/pairing.py",
-    "analysis/steps.py",
-    "analysis/winners.py",
+    "services/simulator/engine.py",
+    "services/simulator/isolated_times.py",
+    "services/simulator/perturbation.py",
+    "services/simulator/worlds/calibrated.py",
+    "services/simulator/worlds/fleet.py",
+    "services/simulator/worlds/interface.py",
+    "services/simulator/worlds/simulated_agents.py",
+    "services/simulator/worlds/simulated_training.py",
+    "services/simulator/worlds/timeline.py",
+    "analysis/compare/comparison.py",
+    "analysis/compare/conditions.py",
+    "analysis/compare/intervals.py",
+    "analysis/compare/pairing.py",
+    "analysis/fidelity/winners.py",
+    "analysis/log/audit.py",
+    "analysis/run/",
 )
 IMPURE_MODULES = {"os", "time", "random", "socket", "secrets", "subprocess", "threading", "zmq", "datetime"}
 IMPURE_CALLS = {("np", "random"), ("numpy", "random")}
 HEAVY_AT_TOP = ("torch", "scipy", "sklearn", "matplotlib", "polars", "numpy")
+SAME_ROLE = {"__init__", "__main__", "service", "interface"}
+"""Module names that stand for the same role in equal places; all others are unique."""
 
 
 def name_of(path: Path) -> str:
     return path.relative_to(ROOT).as_posix()
 
 
-def tree_of(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+TREES = {name_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+MODULES = {name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name for name in TREES}
+EVERY_FILE = pytest.mark.parametrize("name", TREES)
 
 
-def imports(tree: ast.AST, *, top_level_only: bool = False) -> Iterator[str]:
-    """Dotted names of what is imported; what stands under `if TYPE_CHECKING` is left out."""
+def imports(tree: ast.AST, *, top_level_only: bool = False, typing_too: bool = False) -> Iterator[str]:
+    """Dotted names of what is imported, a module or a name in one; without those under `if TYPE_CHECKING`,
+    unless `typing_too`."""
     nodes = tree.body if top_level_only and isinstance(tree, ast.Module) else ast.walk(tree)
     typing_only = {
         id(inner)
@@ -110,43 +104,92 @@ def imports(tree: ast.AST, *, top_level_only: bool = False) -> Iterator[str]:
         for inner in ast.walk(node)
     }
     for node in nodes:
-        if id(node) in typing_only:
+        if id(node) in typing_only and not typing_too:
             continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "imports are absolute"
-            yield node.module or ""
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_packages_import_only_what_they_may(path: Path) -> None:
-    own = name_of(path).split("/")[0]
-    named = {name for name in imports(tree_of(path)) if name not in PURE_PARTS_OF_SERVICES}
-    used = {name.split(".")[0] for name in named} & set(PACKAGES)
-    assert name_of(path) in DISPATCHERS or used <= MAY_IMPORT[own]
+def own_imports(name: str) -> set[str]:
+    """The modules of the project that a file imports, those for type checking included."""
+    found = set()
+    for imported in imports(TREES[name], typing_too=True):
+        parts = imported.split(".")
+        modules = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+        if module := next((one for one in modules if one in MODULES), None):
+            found.add(module)
+    return found
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_a_service_never_imports_another(path: Path) -> None:
-    parts = name_of(path).split("/")
-    if parts[0] != "services" or name_of(path) in DISPATCHERS or len(parts) < 3 or parts[1] in DRIVERS:
+def place_of(module: str) -> tuple[int, str]:
+    """The number of the layer, and the place in it."""
+    for number, places in enumerate(LAYERS):
+        for place in places:
+            if module == place or module.startswith(f"{place}."):
+                return number, place
+    raise AssertionError(f"{module} is in no layer")
+
+
+@EVERY_FILE
+def test_imports_go_one_way(name: str) -> None:
+    if name == "services/__init__.py":
         return
-    used = {name.split(".")[1] for name in imports(tree_of(path)) if name.startswith("services.")}
-    assert used <= {parts[1]}
+    own_layer, own_place = place_of(name.removesuffix(".py").replace("/", "."))
+    for imported in own_imports(name):
+        layer, place = place_of(imported)
+        assert place == own_place or layer < own_layer, f"{name} imports {imported}"
 
 
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_libraries_stay_in_their_rooms(path: Path) -> None:
-    for name in imports(tree_of(path)):
-        rooms = ONLY_IN.get(name.split(".")[0])
-        assert rooms is None or name_of(path).startswith(rooms), f"{name} in {name_of(path)}"
+def test_no_modules_import_each_other() -> None:
+    """No circle of any length."""
+    graph = {module: own_imports(name) - {module} for module, name in MODULES.items()}
+    done: set[str] = set()
+
+    def visit(module: str, path: tuple[str, ...]) -> None:
+        assert module not in path, f"circle: {' -> '.join((*path[path.index(module) :], module))}"
+        if module not in done:
+            for imported in sorted(graph[module]):
+                visit(imported, (*path, module))
+            done.add(module)
+
+    for module in sorted(graph):
+        visit(module, ())
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if name_of(p).startswith(PURE)], ids=name_of)
-def test_pure_modules_read_no_clock_environment_chance_or_socket(path: Path) -> None:
-    tree = tree_of(path)
-    assert not {name.split(".")[0] for name in imports(tree)} & IMPURE_MODULES
+def test_a_module_name_stands_for_one_module() -> None:
+    stems = [Path(name).stem for name in TREES if Path(name).stem not in SAME_ROLE]
+    assert {stem for stem in stems if stems.count(stem) > 1} == set()
+
+
+def test_a_class_name_stands_for_one_class() -> None:
+    classes = [
+        node.name for tree in TREES.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+    ]
+    assert {one for one in classes if classes.count(one) > 1} == set()
+
+
+@EVERY_FILE
+def test_libraries_stay_in_their_rooms(name: str) -> None:
+    for imported in imports(TREES[name]):
+        rooms = ONLY_IN.get(imported.split(".")[0])
+        assert rooms is None or name.startswith(rooms), f"{imported} in {name}"
+
+
+@EVERY_FILE
+def test_no_module_uses_the_private_parts_of_a_library(name: str) -> None:
+    for imported in imports(TREES[name]):
+        if imported.split(".")[0] not in PACKAGES:
+            private = [part for part in imported.split(".") if part.startswith("_") and part != "__version__"]
+            assert not private, f"{imported} in {name}"
+
+
+@pytest.mark.parametrize("name", [name for name in TREES if name.startswith(PURE)])
+def test_pure_modules_read_no_clock_environment_chance_or_socket(name: str) -> None:
+    tree = TREES[name]
+    assert not {imported.split(".")[0] for imported in imports(tree)} & IMPURE_MODULES
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             seeded = node.attr == "random" and "default_rng" in ast.unparse(tree)
@@ -155,27 +198,20 @@ def test_pure_modules_read_no_clock_environment_chance_or_socket(path: Path) -> 
             assert node.func.id not in {"open", "input", "print"}
 
 
-@pytest.mark.parametrize("path", [p for p in FILES if name_of(p).startswith("workloads/tasks/")], ids=name_of)
-def test_applications_can_be_named_without_loading_torch(path: Path) -> None:
-    heavy = {name.split(".")[0] for name in imports(tree_of(path), top_level_only=True)} & set(HEAVY_AT_TOP)
-    assert not heavy
-
-
-@pytest.mark.parametrize("path", FILES, ids=name_of)
-def test_files_stay_short_enough_to_read(path: Path) -> None:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    assert name_of(path) in LONGER or len(lines) <= MAX_LINES
+@pytest.mark.parametrize("name", [name for name in TREES if name.startswith("workloads/applications/")])
+def test_applications_can_be_named_without_loading_torch(name: str) -> None:
+    heavy = {imported.split(".")[0] for imported in imports(TREES[name], top_level_only=True)}
+    assert not heavy & set(HEAVY_AT_TOP)
 
 
 def test_every_pure_module_is_there() -> None:
-    names = [name_of(path) for path in FILES]
-    assert all(any(name.startswith(pure) for name in names) for pure in PURE)
+    assert all(any(name.startswith(pure) for name in TREES) for pure in PURE)
 
 
 def test_nothing_else_moves_in_at_the_root() -> None:
     files = {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "Makefile", "Procfile"}
     files |= {"coadapt.toml", "constraints.txt"}
-    folders = {*PACKAGES, "tests", "logs", "build"}
+    folders = {*PACKAGES, "docs", "tests", "logs", "build"}
     found = {path.name for path in ROOT.iterdir() if not path.name.startswith(".")}
     assert files <= found
     assert {name for name in found if not name.endswith((".egg-info", "__pycache__"))} <= files | folders

@@ -9,9 +9,9 @@ import pytest
 from common.config import load_config
 from services.scheduler.decisions import check_decision
 from services.scheduler.policies import policy_names
-from tests.services.policy_views import random_view
-from workloads.tasks import applications
-from workloads.traces import read_workload
+from tests.fixtures.policy_views import random_view
+from workloads.applications import applications
+from workloads.files.workload_file import read_workload
 
 README = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
 

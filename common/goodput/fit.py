@@ -72,7 +72,7 @@ def fit_throughput(points: Sequence[ProfilePoint]) -> Fit:
     update_s = _update_time(replicas, times)
     synchronised = np.array((times[0], np.maximum(times[1] - update_s, LEAST_LEFT * times[1])))
     start, lower, upper = _start_and_bounds(nodes, replicas, atomic, synchronised)
-    measured = Measured(nodes, replicas, atomic, synchronised)
+    measured = FitData(nodes, replicas, atomic, synchronised)
     x = _minimise(measured, start, lower, upper).x
     values = np.append(np.exp(x[:GAMMA]), x[GAMMA])
     if not np.any(nodes > 1):
@@ -91,7 +91,7 @@ def _update_time(replicas: FloatArray, times: FloatArray) -> float:
     return max(float(np.median(beyond)), 0.0) if len(beyond) else 0.0
 
 
-class Measured:
+class FitData:
     """What is to be explained. terms: what each of the six time parameters is multiplied by at each point,
     [6, points]; log_times: of accumulation passes, then of last passes, [2 x points]; times: [2, points]."""
 
@@ -110,7 +110,7 @@ class Measured:
 class Objective:
     """The objective at x = (logarithms of the six times, gamma), and its derivatives there."""
 
-    def __init__(self, x: FloatArray, measured: Measured) -> None:
+    def __init__(self, x: FloatArray, measured: FitData) -> None:
         self.x = x
         self.gamma = float(x[GAMMA])
         self.parts = np.exp(x[:GAMMA, None]) * measured.terms
@@ -159,7 +159,7 @@ class Objective:
         return gradient, curvature
 
 
-def _minimise(measured: Measured, start: FloatArray, lower: FloatArray, upper: FloatArray) -> Objective:
+def _minimise(measured: FitData, start: FloatArray, lower: FloatArray, upper: FloatArray) -> Objective:
     """A minimum within bounds. Damping is lowered while the quadratic predicts well, and raised where a
     step does not lower the objective."""
     at = Objective(start, measured)

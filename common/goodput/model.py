@@ -14,7 +14,14 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from common.types import GradientStatistics, JobConfig, JobSpec, Struct, ThroughputParameters, split_batch
+from common.types import (
+    GradientStatistics,
+    JobConfig,
+    JobSpec,
+    Struct,
+    ThroughputParameters,
+    split_batch,
+)
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 IntArray: TypeAlias = npt.NDArray[np.int64]
@@ -41,13 +48,13 @@ class BatchBounds(Struct, frozen=True):
     """Whether one replica above M0 has to accumulate at least once."""
 
     @staticmethod
-    def of(spec: JobSpec) -> "BatchBounds":
+    def of(spec: JobSpec, accumulates_alone: bool = False) -> "BatchBounds":
         return BatchBounds(
             initial=spec.min_batch_size,
             maximum=spec.max_batch_size,
             min_atomic=spec.min_atomic_batch,
             max_atomic=spec.max_atomic_batch,
-            accumulates_alone=spec.accumulates_alone,
+            accumulates_alone=accumulates_alone,
         )
 
     @property
@@ -188,7 +195,7 @@ def _both_ways(most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def _choose(
-    rates: FloatArray, statistics: GradientStatistics | None, grid: "Grid", shape: tuple[int, ...]
+    rates: FloatArray, statistics: GradientStatistics | None, grid: "BatchGrid", shape: tuple[int, ...]
 ) -> BestBatch:
     value = rates if statistics is None else rates * efficiency(statistics, grid.scale)
     best = value.argmax(axis=1)
@@ -203,7 +210,7 @@ def _choose(
 
 
 @dataclass(frozen=True, eq=False)
-class Grid:
+class BatchGrid:
     """Batches to choose from: [counts of replicas, batches] each. `scale` is the total batch over M0."""
 
     atomic: IntArray
@@ -226,7 +233,7 @@ def _grid_throughput(
 
 
 @lru_cache(maxsize=256)
-def _grid(bounds: BatchBounds, replicas: tuple[int, ...]) -> Grid:
+def _grid(bounds: BatchBounds, replicas: tuple[int, ...]) -> BatchGrid:
     count = np.array(replicas, dtype=np.int64)[:, None]
     if bounds.only:
         splits = [_only_split(bounds, n) for n in replicas]
@@ -255,10 +262,12 @@ def _only_split(bounds: BatchBounds, replicas: int) -> JobConfig:
         return JobConfig(atomic_batch=0)
 
 
-def _checked_grid(bounds: BatchBounds, count: IntArray, atomic: IntArray, accumulation: IntArray) -> Grid:
+def _checked_grid(
+    bounds: BatchBounds, count: IntArray, atomic: IntArray, accumulation: IntArray
+) -> BatchGrid:
     allowed = (bounds.min_atomic <= atomic) & (atomic <= bounds.max_atomic)
     batch = count * atomic * (accumulation + 1)
     allowed &= batch >= bounds.initial
     # What is not allowed has no batch to speak of: M0 is as good as any.
     scale = np.where(allowed, batch, bounds.initial) / bounds.initial
-    return Grid(atomic=atomic, accumulation=accumulation, scale=scale, allowed=allowed)
+    return BatchGrid(atomic=atomic, accumulation=accumulation, scale=scale, allowed=allowed)

@@ -16,7 +16,6 @@ import typer
 from msgspec import structs
 
 from common.lifecycle import UserError
-from common.options import whole
 from common.types import (
     GradientStatistics,
     JobProfile,
@@ -28,10 +27,11 @@ from common.types import (
     replicas_of,
 )
 from services.bench.measure import Progress, quantile, report, table
+from services.cli.options import whole
 from services.scheduler.decisions import NoDecision, decided
 from services.scheduler.policies import UnknownPolicy, make_policy
 from services.scheduler.policies.interface import ClusterView, Decision, JobView
-from workloads.traces import MAX_SEED
+from workloads.files.workload_file import MAX_SEED
 
 ROUND_S = 60.0
 RESTART_S = 30.0
@@ -51,7 +51,7 @@ def run(jobs: int, nodes: int, slots: int, rounds: int, policy_name: str, seed: 
         policy = make_policy(policy_name)
     except UnknownPolicy as error:
         raise UserError(str(error)) from error
-    if getattr(policy, "needs_oracle", False):
+    if policy.needs_oracle:
         raise UserError(f"policy {policy_name!r}: needs what only a simulator knows; see `coadapt simulate`")
     rng = random.Random(seed)
     view = first_view(rng, jobs, nodes, slots)

@@ -1,7 +1,7 @@
 """`coadapt bench overhead`: what the elastic trainer costs, in steps a second.
 
 A real replica without pacing is compared with a bare torch loop, and two replicas on two nodes with plain
-DistributedDataParallel (`workloads/trainer/baselines.py`), on the same task, optimizer and batch and with one
+DistributedDataParallel (`workloads/trainer/standalone/baselines.py`), on the same task, optimizer and batch and with one
 torch thread each. Neither evaluates. Both of a pair do the same number of steps, one right after the other;
 while the loop is measured there are no replicas, and the loop waits while they are.
 """
@@ -16,15 +16,16 @@ from typing import Annotated, Any
 
 import typer
 
-from common.lifecycle import signals_raise
-from common.options import number, whole
+from common.lifecycle import signals_as_interrupt
 from common.protocol import EventRecord, TrainingSample
 from common.types import JobConfig
-from services.bench.cluster import BenchError, Cluster, endless
+from services.bench import unevaluated_digits as unevaluated
+from services.bench.agent_cluster import AgentCluster, BenchError, endless
 from services.bench.measure import Progress, in_turns, ratio_of_pairs, report, summary, table
-from services.bench.processes import ONE_THREAD, python
-from services.stack import ROOT
-from workloads.tasks import digits_cnn, unevaluated
+from services.cli.options import number, whole
+from services.launcher.processes import ONE_THREAD, python
+from services.launcher.stack import ROOT
+from workloads.applications import digits_cnn
 
 APPLICATION = digits_cnn.SPEC.name
 NODES, SLOTS = ("a", "b"), 1
@@ -54,7 +55,7 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Steps a second of the trainer, beside a bare torch loop and plain DistributedDataParallel."""
-    with signals_raise():
+    with signals_as_interrupt():
         result = measure(pairs, seconds)
     report(result, text(result), as_json=as_json)
 
@@ -65,7 +66,7 @@ def measure(pairs: int, window_s: float) -> dict[str, Any]:
     progress = Progress("overhead", 2 * pairs * len(CASES))
     with Trainer() as trainer, ExitStack() as stack:
         ranks = {replicas for replicas, _ in CASES.values()}
-        loops = {size: stack.enter_context(Loop(size)) for size in sorted(ranks)}
+        loops = {size: stack.enter_context(BaselineProcess(size)) for size in sorted(ranks)}
         for name, (replicas, batch) in CASES.items():
             rates, loop_rates = in_turns(
                 pairs,
@@ -89,7 +90,7 @@ class Trainer:
 
     def __init__(self) -> None:
         self._samples: list[TrainingSample] = []
-        self._cluster = Cluster(NODES, SLOTS, self._hear, modules=(unevaluated.__name__,))
+        self._cluster = AgentCluster(NODES, SLOTS, self._hear, modules=(unevaluated.__name__,))
 
     def __enter__(self) -> "Trainer":
         self._cluster.__enter__()
@@ -125,7 +126,7 @@ class Trainer:
             self._samples.append(record.event)
 
 
-class Loop:
+class BaselineProcess:
     """A context: the processes of the loop that the trainer is compared with."""
 
     def __init__(self, ranks: int) -> None:
@@ -133,12 +134,12 @@ class Loop:
         self._stack = ExitStack()
         self._processes: list[subprocess.Popen[str]] = []
 
-    def __enter__(self) -> "Loop":
+    def __enter__(self) -> "BaselineProcess":
         try:
             meeting = Path(self._stack.enter_context(TemporaryDirectory(prefix="coadapt-bench-"))) / "meeting"
             for rank in range(self._ranks):
                 process = python(
-                    *("-m", "workloads.trainer.baselines", APPLICATION),
+                    *("-m", "workloads.trainer.standalone.baselines", APPLICATION),
                     *("--init-method", meeting.as_uri()),
                     environment=os.environ | ONE_THREAD | {"RANK": str(rank), "WORLD_SIZE": str(self._ranks)},
                     cwd=ROOT,

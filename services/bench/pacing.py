@@ -30,14 +30,21 @@ import typer
 
 from common.codec import decode
 from common.config import TrainerConfig
-from common.lifecycle import signals_raise, unheard
-from common.options import number
-from common.protocol import JobRaised, ReplicaLost, ReplicaMessage, ReplicaOrder, ReplicaStart, TrainingSample
+from common.lifecycle import blocked_signals, signals_as_interrupt
+from common.protocol import (
+    JobRaised,
+    ReplicaLost,
+    ReplicaMessage,
+    ReplicaOrder,
+    ReplicaStart,
+    TrainingSample,
+)
 from common.types import JobConfig
-from services.bench.cluster import WAIT_S, BenchError, endless
+from services.bench.agent_cluster import WAIT_S, BenchError, endless
 from services.bench.measure import Progress, report, table
-from services.bench.processes import ONE_THREAD
-from workloads.tasks import applications
+from services.cli.options import number
+from services.launcher.processes import ONE_THREAD
+from workloads.applications import applications
 
 APPLICATIONS = ("digits-cnn", "char-lm")
 REPLICAS = (1, 2)
@@ -50,7 +57,7 @@ HOST = "127.0.0.1"
 PRELOADED = ["workloads.trainer.replica", "workloads.trainer.store"]
 
 
-class Case(NamedTuple):
+class PacingCase(NamedTuple):
     application: str
     replicas: int
     speed: float
@@ -65,7 +72,7 @@ class Case(NamedTuple):
         return app.initial_batch_size // self.replicas, app.max_atomic_batch
 
 
-CASES = tuple(Case(app, n, speed) for speed in SPEEDS for n in REPLICAS for app in APPLICATIONS)
+CASES = tuple(PacingCase(app, n, speed) for speed in SPEEDS for n in REPLICAS for app in APPLICATIONS)
 
 
 class Use(NamedTuple):
@@ -89,12 +96,12 @@ def command(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Share of a core that paced replicas use, over the speed of their slots."""
-    with signals_raise():
+    with signals_as_interrupt():
         result = measure(CASES, seconds)
     report(result, text(result), as_json=as_json)
 
 
-def measure(cases: Iterable[Case], window_s: float) -> dict[str, Any]:
+def measure(cases: Iterable[PacingCase], window_s: float) -> dict[str, Any]:
     """`least` and `most` are share / speed over all groups, of the replica of each that has used most;
     `quiet_least` is over those alone that hardly had to wait for a core, None where there was none."""
     rounds = in_parallel(cases, len(os.sched_getaffinity(0)))
@@ -118,9 +125,9 @@ def measure(cases: Iterable[Case], window_s: float) -> dict[str, Any]:
     }
 
 
-def in_parallel(cases: Iterable[Case], cores: int) -> list[list[Case]]:
+def in_parallel(cases: Iterable[PacingCase], cores: int) -> list[list[PacingCase]]:
     """Cases that fit on the cores together; one that never does goes alone."""
-    rounds: list[list[Case]] = []
+    rounds: list[list[PacingCase]] = []
     for case in sorted(cases, key=lambda case: -case.cores):
         for together in rounds:
             if sum(other.cores for other in together) + case.cores <= cores + 1e-9:
@@ -152,7 +159,7 @@ class Workshop:
         os.environ.update(ONE_THREAD)
         self._context = multiprocessing.get_context("forkserver")
         self._context.set_forkserver_preload(PRELOADED)
-        with unheard(signal.SIGINT):
+        with blocked_signals(signal.SIGINT):
             forkserver.ensure_running()
         self._folder = Path(self._stack.enter_context(TemporaryDirectory(prefix="coadapt-bench-")))
         self._jobs = count(1)
@@ -170,7 +177,7 @@ class Workshop:
         theirs.close()
         return ours, process
 
-    def measure(self, cases: Iterable[Case], window_s: float) -> list[dict[str, Any]]:
+    def measure(self, cases: Iterable[PacingCase], window_s: float) -> list[dict[str, Any]]:
         """Groups of all these cases at the same time, first with their small batches."""
         figures: list[dict[str, Any]] = []
         with ExitStack() as stack:
@@ -182,7 +189,7 @@ class Workshop:
                 figures.extend(group.figure() for group in groups)
         return figures
 
-    def _group(self, case: Case) -> "Group":
+    def _group(self, case: PacingCase) -> "PacedGroup":
         folder = self._folder / f"{next(self._jobs)}"
         folder.mkdir()
         app = applications()[case.application]
@@ -194,9 +201,9 @@ class Workshop:
             slot_speed=case.speed,
             trainer=TrainerConfig(sample_every_s=0.1, collective_timeout_s=WAIT_S, warmup_steps=0),
         )
-        return Group(case, [self.start(_replica, start) for _ in range(case.replicas)], self._port)
+        return PacedGroup(case, [self.start(_replica, start) for _ in range(case.replicas)], self._port)
 
-    def _until_measured(self, groups: list["Group"], window_s: float) -> None:
+    def _until_measured(self, groups: list["PacedGroup"], window_s: float) -> None:
         owners = {id(pipe): group for group in groups for pipe in group.pipes}
         pipes = [pipe for group in groups for pipe in group.pipes]
         end_s = time.monotonic() + WAIT_S + window_s
@@ -208,10 +215,10 @@ class Workshop:
                 owners[id(pipe)].hear(pipe.recv_bytes(), window_s)
 
 
-class Group:
+class PacedGroup:
     """The replicas of one case, in one process group."""
 
-    def __init__(self, case: Case, replicas: list[tuple[Connection, Any]], store_port: int) -> None:
+    def __init__(self, case: PacingCase, replicas: list[tuple[Connection, Any]], store_port: int) -> None:
         self.case = case
         self.pipes = [pipe for pipe, _ in replicas]
         self._processes = [process for _, process in replicas]

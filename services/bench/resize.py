@@ -16,15 +16,15 @@ from typing import Annotated, Any
 
 import typer
 
-from common.lifecycle import signals_raise
-from common.options import whole
+from common.lifecycle import signals_as_interrupt
 from common.protocol import EventRecord, GenerationStarted, TrainingSample
 from common.types import ApplicationSpec, batch_config
-from services.bench.cluster import BenchError, Cluster, endless
+from services.bench.agent_cluster import AgentCluster, BenchError, endless
 from services.bench.measure import Progress, report, summary, table
-from services.bench.processes import ONE_THREAD, python
-from services.stack import ROOT
-from workloads.tasks import applications
+from services.cli.options import whole
+from services.launcher.processes import ONE_THREAD, python
+from services.launcher.stack import ROOT
+from workloads.applications import applications
 
 SIZES = (2, 4, 2, 1)
 """Of a round that begins with one replica."""
@@ -48,7 +48,7 @@ def command(
     known = applications()
     if app not in known:
         raise typer.BadParameter(f"--app {app!r}: allowed: {', '.join(known)}")
-    with signals_raise():
+    with signals_as_interrupt():
         result = measure(known[app], rounds)
     report(result, text(result), as_json=as_json)
 
@@ -104,7 +104,7 @@ class ResizedJob:
     def __init__(self, application: ApplicationSpec) -> None:
         self._application = application
         self._spec = endless(application, "resized")
-        self._cluster = Cluster(NODES, SLOTS, self._hear)
+        self._cluster = AgentCluster(NODES, SLOTS, self._hear)
         self._begun = 0
         self._started: dict[int, GenerationStarted] = {}
         self._sampled: set[int] = set()
@@ -154,7 +154,7 @@ def torchrun_s(application: ApplicationSpec) -> float:
         TemporaryDirectory(prefix="coadapt-bench-") as folder,  # torchrun itself removes nothing
         python(
             *("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={TORCHRUN_PROCESSES}"),
-            *("-m", "workloads.trainer.baselines", application.name),
+            *("-m", "workloads.trainer.standalone.baselines", application.name),
             *("--one-step", str(application.max_batch_size)),
             environment=os.environ | ONE_THREAD | {"TMPDIR": folder},
             cwd=ROOT,

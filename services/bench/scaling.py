@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from common.config import load_config
-from common.lifecycle import signals_raise
-from common.options import whole
+from common.lifecycle import signals_as_interrupt
 from common.types import ApplicationSpec
-from services.bench.cluster import BenchError
+from services.bench.agent_cluster import BenchError
 from services.bench.measure import Progress, report, table
-from workloads.tasks import applications
+from services.cli.options import whole
+from workloads.applications import applications
 
 if TYPE_CHECKING:
-    from workloads.trainer.alone import Case, Outcome
+    from workloads.trainer.standalone.train_alone import TrainingCase, TrainingOutcome
 
 Result = TypeVar("Result")
 RULES = ("adascale", "linear", "none")
@@ -53,7 +53,7 @@ def command(
     names = _among("--app", app or list(known), known)
     chosen = _among("--rules", rules.split(","), RULES)
     scales = _multiples(multiples)
-    with signals_raise():
+    with signals_as_interrupt():
         result = measure(names, range(seeds), scales, chosen, modules)
     report(result, text(result), as_json=as_json)
 
@@ -85,13 +85,13 @@ def plan(
     rules: Sequence[str],
     modules: Sequence[str] = (),
     targets: dict[str, float] | None = None,
-) -> "list[Case]":
+) -> "list[TrainingCase]":
     """A run may use up to max_progress x M0 examples: at M0 that is the application's declared budget."""
-    from workloads.trainer.alone import Case  # needs torch
+    from workloads.trainer.standalone.train_alone import TrainingCase  # needs torch
 
     known = applications(modules)
     return [
-        Case(
+        TrainingCase(
             application=name,
             seed=seed,
             multiple=multiple,
@@ -105,9 +105,9 @@ def plan(
     ]
 
 
-def summarize(outcomes: "Sequence[Outcome]", modules: Sequence[str] = ()) -> dict[str, Any]:
+def summarize(outcomes: "Sequence[TrainingOutcome]", modules: Sequence[str] = ()) -> dict[str, Any]:
     known = applications(modules)
-    groups: dict[tuple[str, str, int], list[Outcome]] = {}
+    groups: dict[tuple[str, str, int], list[TrainingOutcome]] = {}
     for outcome in outcomes:
         case = outcome.case
         groups.setdefault((case.application, _rule(case), case.multiple), []).append(outcome)
@@ -127,7 +127,7 @@ def summarize(outcomes: "Sequence[Outcome]", modules: Sequence[str] = ()) -> dic
     }
 
 
-def train_all(cases: "Sequence[Case]") -> "Iterator[Outcome]":
+def train_all(cases: "Sequence[TrainingCase]") -> "Iterator[TrainingOutcome]":
     return in_processes(_train, cases)
 
 
@@ -150,18 +150,20 @@ def in_processes(body: Callable[[Any], Result], cases: Sequence[Any]) -> Iterato
         raise BenchError("a process that trained has died") from None
 
 
-def _train(case: "Case") -> "Outcome":
-    from workloads.trainer.alone import train
+def _train(case: "TrainingCase") -> "TrainingOutcome":
+    from workloads.trainer.standalone.train_alone import train
 
     return train(case)
 
 
-def _rule(case: "Case") -> str:
+def _rule(case: "TrainingCase") -> str:
     return AT_M0 if case.multiple == 1 else case.rule
 
 
 def _row(
-    reference: "Sequence[Outcome]", outcomes: "Sequence[Outcome]", application: ApplicationSpec
+    reference: "Sequence[TrainingOutcome]",
+    outcomes: "Sequence[TrainingOutcome]",
+    application: ApplicationSpec,
 ) -> dict[str, Any]:
     """Medians are over all seeds; a run that fell short of the target counts as longer than any that met it,
     so that a median may be unknown (None)."""
@@ -192,7 +194,7 @@ def _row(
     }
 
 
-def _median(outcomes: "Sequence[Outcome]", field: str) -> float | None:
+def _median(outcomes: "Sequence[TrainingOutcome]", field: str) -> float | None:
     values = [getattr(o, field) if o.ended == "target" else float("inf") for o in outcomes]
     median = statistics.median_high(values)
     return None if median == float("inf") else float(median)

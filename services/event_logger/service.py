@@ -14,7 +14,19 @@ from common.codec import printable
 from common.config import Config
 from common.eventlog import EVENTS_FILE, EventLogError, EventLogWriter
 from common.lifecycle import StopFlag, get_logger
-from common.outbox import REPAIR_BYTES, SUFFIX, Origin, Outbox, event_limits, left_over, living_owners
+from common.messaging.curve_keys import load_keys
+from common.messaging.outbox import (
+    REPAIR_BYTES,
+    SUFFIX,
+    Origin,
+    Outbox,
+    event_limits,
+    left_over,
+    living_owners,
+)
+from common.messaging.publish_subscribe import EventSubscriber
+from common.messaging.reactor import Reactor
+from common.messaging.request_reply import ReplyServer
 from common.protocol import (
     Acknowledged,
     BadMessage,
@@ -28,7 +40,6 @@ from common.protocol import (
     Reply,
     Request,
 )
-from common.transport import EventSubscriber, Reactor, ReplyServer, load_keys
 from common.types import NAME_PATTERN
 
 SERVICE = "event-logger"

@@ -25,7 +25,7 @@ from common import __version__
 from common.config import PREFIX, Config
 from common.lifecycle import UserError
 from common.types import Struct
-from services.experiment.plan import ISOLATED, Definition, Run
+from services.experiment.plan import ISOLATED, Definition, PlannedRun
 
 ROOT = Path(__file__).resolve().parents[2]
 """Where our packages are, in a checkout or installed."""
@@ -79,10 +79,10 @@ class Folder:
         self.path = path.resolve()
         self.definition = definition
 
-    def of(self, run: Run) -> Path:
+    def of(self, run: PlannedRun) -> Path:
         return self.path / (ISOLATED if run.alone else "") / run.name
 
-    def records(self, runs: Sequence[Run]) -> dict[Run, RunRecord]:
+    def records(self, runs: Sequence[PlannedRun]) -> dict[PlannedRun, RunRecord]:
         """Of the runs that are done. Raises UserError for a record that cannot be read."""
         found = {}
         for run in runs:
@@ -97,13 +97,13 @@ class Folder:
                 raise UserError(f"{file}: {error}; move its folder away, and it is repeated") from error
         return found
 
-    def attempt(self, run: Run) -> int:
+    def attempt(self, run: PlannedRun) -> int:
         """The number of the next one, from 1."""
         pattern = re.compile(re.escape(run.name) + r"-(\d+)")
         names = [path.name for path in (self.path / LOST).glob(f"{run.name}-*")]
         return 1 + max((int(match[1]) for name in names if (match := pattern.fullmatch(name))), default=0)
 
-    def record(self, run: Run, attempt: int, **values: Any) -> RunRecord:
+    def record(self, run: PlannedRun, attempt: int, **values: Any) -> RunRecord:
         return RunRecord(
             set=run.set,
             requests=self.definition.requests,
@@ -113,7 +113,7 @@ class Folder:
             **values,
         )
 
-    def lose(self, run: Run, record: RunRecord) -> Path:
+    def lose(self, run: PlannedRun, record: RunRecord) -> Path:
         """Put a run aside, so that it can be repeated."""
         (self.path / LOST).mkdir(exist_ok=True)
         place = self.path / LOST / f"{run.name}-{record.attempt}"
@@ -121,7 +121,7 @@ class Folder:
         write_json(place / RUN_FILE, record)
         return place
 
-    def lose_halves(self, runs: Sequence[Run]) -> list[str]:
+    def lose_halves(self, runs: Sequence[PlannedRun]) -> list[str]:
         """Put aside what was interrupted of these; returns the names. Nobody else may be at work here."""
         names = []
         for run in runs:
@@ -134,13 +134,13 @@ class Folder:
                     write_json(place / RUN_FILE, self.record(run, int(number), reason="interrupted"))
         return names
 
-    def lose_unclean(self, runs: Sequence[Run]) -> None:
+    def lose_unclean(self, runs: Sequence[PlannedRun]) -> None:
         """Put aside what was kept though it was not clean."""
         for run, record in self.records(runs).items():
             if not record.clean:
                 self.lose(run, record)
 
-    def check_workloads(self, runs: Sequence[Run], texts: Mapping[tuple[str, int], str]) -> None:
+    def check_workloads(self, runs: Sequence[PlannedRun], texts: Mapping[tuple[str, int], str]) -> None:
         """Raises UserError where one of these that is there had other jobs than its set has now: policies
         can only be compared on the same jobs. Files by set and seed; a set without any is not checked."""
         for run in runs:

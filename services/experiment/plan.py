@@ -13,10 +13,10 @@ from msgspec import Meta, structs
 from common.config import Config, Count, Fraction, Seconds
 from common.lifecycle import UserError
 from common.types import ApplicationSpec, JobSpec, Struct
-from services.experiment.guard import Bounds
-from workloads.generate import RECIPES, generate, to_toml
-from workloads.measured import PROFILES, read_profiles
-from workloads.traces import MAX_SEED, Workload, name_problems, read_workload, single_job
+from services.bench.quiet_machine import LoadBounds
+from workloads.files.generate import RECIPES, generate, to_toml
+from workloads.files.measured_profile import PROFILES, read_profiles
+from workloads.files.workload_file import MAX_SEED, Workload, name_problems, read_workload, single_job
 
 SHOWN_SETS = ", ".join(sorted(RECIPES))
 ISOLATED = "isolated"
@@ -51,10 +51,10 @@ class Definition(Struct, frozen=True):
     """Policies whose jobs start from what former jobs of their application, in the same run, have shown."""
     profiles: str = str(PROFILES)
     """Folder of measured profiles for the recipes, relative to the file."""
-    guard: Bounds = Bounds()
+    guard: LoadBounds = LoadBounds()
 
 
-class Run(Struct, frozen=True):
+class PlannedRun(Struct, frozen=True):
     set: str
     policy: str
     seed: int
@@ -68,7 +68,7 @@ class Run(Struct, frozen=True):
         return re.sub(r"^\.|[^A-Za-z0-9_.-]+", "-", name)
 
 
-KEYS = f"{', '.join(Definition.__struct_fields__)} ({', '.join(Bounds.__struct_fields__)})"
+KEYS = f"{', '.join(Definition.__struct_fields__)} ({', '.join(LoadBounds.__struct_fields__)})"
 Workloads = Callable[[str, int], tuple[Workload, str]]
 """From the name of a set and a seed to the workload, and to the text of its file."""
 
@@ -127,13 +127,13 @@ def configured(config: Config, definition: Definition) -> Config:
     )
 
 
-def planned(definition: Definition, among: Sequence[str] = ()) -> list[Run]:
+def planned(definition: Definition, among: Sequence[str] = ()) -> list[PlannedRun]:
     """Every run, or those of the policies `among` them, in order: seed by seed, set by set, all policies of a
     (set, seed) one after the other, so that those that are compared are near in time. Who is first goes round
     from set to set and from seed to seed: a machine that slowly gets slower favours nobody."""
     policies = [policy for policy in definition.policies if not among or policy in among]
     return [
-        Run(
+        PlannedRun(
             set=set_name(entry), policy=policies[(seed_number + set_number + turn) % len(policies)], seed=seed
         )
         for seed_number, seed in enumerate(definition.seeds)
@@ -142,7 +142,7 @@ def planned(definition: Definition, among: Sequence[str] = ()) -> list[Run]:
     ]
 
 
-def only(runs: Sequence[Run], policies: Sequence[str], sets: Sequence[str]) -> list[Run]:
+def only(runs: Sequence[PlannedRun], policies: Sequence[str], sets: Sequence[str]) -> list[PlannedRun]:
     """The runs of these policies and sets, all where none is named. Raises UserError for one without runs."""
     for option, wanted, there in (
         ("--policy", policies, {run.policy: None for run in runs}),
@@ -176,7 +176,7 @@ def workloads_of(definition: Definition, applications: Mapping[str, ApplicationS
 
 def isolated(
     definition: Definition, applications: Mapping[str, ApplicationSpec]
-) -> tuple[list[Run], Workloads]:
+) -> tuple[list[PlannedRun], Workloads]:
     """A run for each application of the sets' jobs and each number of replicas that it and the cluster can
     have: one job alone, all else as its application has it. Raises UserError as `workloads_of` does."""
     seed, slots = definition.seeds[0], definition.nodes * definition.slots
@@ -191,7 +191,7 @@ def isolated(
                 name = f"{ISOLATED}-{application}-{replicas}"
                 fields = {"application": application, "replicas": replicas, "seed": seed}
                 found[name] = single_job(fields, name, applications, slots)
-    runs = [Run(set=name, policy=ISOLATED_POLICY, seed=seed, alone=True) for name in found]
+    runs = [PlannedRun(set=name, policy=ISOLATED_POLICY, seed=seed, alone=True) for name in found]
     return runs, lambda name, seed: (found[name], whole_toml(found[name]))
 
 
@@ -222,7 +222,7 @@ def _toml(value: object) -> str:
     return json.dumps(value)
 
 
-def expected_s(runs: Sequence[Run], walls_s: Mapping[Run, float], run_s: float) -> float:
+def expected_s(runs: Sequence[PlannedRun], walls_s: Mapping[PlannedRun, float], run_s: float) -> float:
     """What these runs will take: each as long as those of its set, of any, or `run_s`, in this order."""
     by_set: dict[str, list[float]] = {}
     for run, wall_s in walls_s.items():

@@ -12,15 +12,15 @@ from pathlib import Path
 
 from msgspec import structs
 
-from analysis.load import read_log
+from analysis.log.history import read_log
 from analysis.summarize import summarize
 from common.config import Config
 from common.eventlog import EVENTS_FILE
 from common.lifecycle import EXIT_FAILED, UserError
+from common.messaging.request_reply import ServerUnavailable
 from common.protocol import JobTable
-from common.transport import NobodyThere
 from common.types import Struct
-from services.client import Arrivals, Client, workload_reader
+from services.bench.quiet_machine import MachineBusy, Meter, noise, wait_until_quiet
 from services.experiment.folder import (
     MEMORY_FILE,
     RUN_FILE,
@@ -30,22 +30,22 @@ from services.experiment.folder import (
     code_digest,
     write_json,
 )
-from services.experiment.guard import Busy, Meter, noise, wait_until_quiet
-from services.experiment.plan import Definition, Run
+from services.experiment.plan import Definition, PlannedRun
+from services.launcher.client import Arrivals, Client, workload_reader
+from services.launcher.stack import PROCFILE, Stack, StackError, expected_nodes
 from services.monitor.service import follow
 from services.scheduler.policies import UnknownPolicy, make_live_policy
-from services.stack import PROCFILE, Stack, StackError, expected_nodes
 
 
 class _CommandGone(BaseException):
     """Nobody waits for the run any more."""
 
 
-class Task(Struct, frozen=True):
+class RunTask(Struct, frozen=True):
     """A run to do. `workload` is the text of its file, `config` the experiment's, `command` the process that
     asks for it, and `code` the digest of the code that it runs."""
 
-    run: Run
+    run: PlannedRun
     workload: str
     folder: str
     definition: Definition
@@ -54,8 +54,8 @@ class Task(Struct, frozen=True):
     code: str
 
 
-class Outcome(Struct, frozen=True):
-    run: Run
+class RunOutcome(Struct, frozen=True):
+    run: PlannedRun
     record: RunRecord
     mean_jct_s: float | None
 
@@ -76,7 +76,7 @@ def check_cluster(definition: Definition) -> None:
         raise UserError(f"nodes {definition.nodes}: allowed: {nodes}, the agents of {PROCFILE}")
 
 
-def perform(task: Task) -> Outcome:
+def perform(task: RunTask) -> RunOutcome:
     """Do the run, at most `attempts` times. Raises Busy where the machine is, StackError where the stack does
     not come up, even in the last attempt, and UserError where the code is no longer the command's."""
     try:
@@ -85,14 +85,16 @@ def perform(task: Task) -> Outcome:
         os._exit(EXIT_FAILED)
 
 
-def _perform(task: Task) -> Outcome:
+def _perform(task: RunTask) -> RunOutcome:
     folder = Folder(Path(task.folder), task.definition)
     bounds = task.definition.guard
     tell = _tell(task.run)
     check = _command_check(task.command)
     for left in reversed(range(task.definition.attempts)):
         if problem := wait_until_quiet(bounds, tell, bounds.wait_s):
-            raise Busy(f"{task.run.name}: the machine is busy: {problem}; the same command goes on from here")
+            raise MachineBusy(
+                f"{task.run.name}: the machine is busy: {problem}; the same command goes on from here"
+            )
         check()
         start_s = time.monotonic()
         started = datetime.now().astimezone().isoformat(timespec="seconds")
@@ -115,13 +117,13 @@ def _perform(task: Task) -> Outcome:
             record = structs.replace(record, wall_s=time.monotonic() - start_s, **values)
             if record.clean or not left:
                 write_json(folder.of(task.run) / RUN_FILE, record)
-                return Outcome(run=task.run, record=record, mean_jct_s=mean_jct_s)
+                return RunOutcome(run=task.run, record=record, mean_jct_s=mean_jct_s)
             folder.lose(task.run, record)
         tell(f"attempt {attempt} is put aside in lost/, {left} left: {record.reason}")
     raise AssertionError("a definition has at least one attempt")
 
 
-def _configured(task: Task) -> Config:
+def _configured(task: RunTask) -> Config:
     """The configuration of the run: its own folder, policy, and memory."""
     config, run = task.config, task.run
     place = Folder(Path(task.folder), task.definition).of(run)
@@ -139,7 +141,7 @@ def _configured(task: Task) -> Config:
     )
 
 
-def _attempt(task: Task, check: Callable[[], None]) -> tuple[dict[str, object], float | None]:
+def _attempt(task: RunTask, check: Callable[[], None]) -> tuple[dict[str, object], float | None]:
     """What is to be recorded, and the mean JCT. Raises StackError where the stack does not come up."""
     stack = Stack(_configured(task), os.environ)
     (stack.run_dir / WORKLOAD_FILE).write_text(task.workload, encoding="utf-8")
@@ -165,7 +167,7 @@ def _attempt(task: Task, check: Callable[[], None]) -> tuple[dict[str, object], 
     return values, summary.jct_s.mean
 
 
-def _train(task: Task, stack: Stack, meter: Meter, check: Callable[[], None]) -> list[str]:
+def _train(task: RunTask, stack: Stack, meter: Meter, check: Callable[[], None]) -> list[str]:
     """Submit the jobs in their time and wait for their end; returns what went wrong."""
     read = workload_reader(stack.config, stack.run_dir / WORKLOAD_FILE, {})
 
@@ -177,7 +179,7 @@ def _train(task: Task, stack: Stack, meter: Meter, check: Callable[[], None]) ->
         with Client(stack.config) as client:
             arrivals = Arrivals(client, read(client.slots()), tell=lambda line: None)
             return arrivals.failures(follow(stack.jobs, show, arrivals.over(task.definition.timeout_s)))
-    except (StackError, NobodyThere) as error:
+    except (StackError, ServerUnavailable) as error:
         return [str(error).splitlines()[0]]
 
 
@@ -192,5 +194,5 @@ def _command_check(command: int) -> Callable[[], None]:
     return check
 
 
-def _tell(run: Run) -> Callable[[str], None]:
+def _tell(run: PlannedRun) -> Callable[[str], None]:
     return lambda text: print(f"{run.name}: {text}", file=sys.stderr, flush=True)

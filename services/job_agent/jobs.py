@@ -44,11 +44,11 @@ from services.job_agent.reconcile import (
     Forget,
     Kill,
     Phase,
-    Replica,
+    ReplicaRecord,
     SendOrder,
     StartReplica,
     StartVerifier,
-    Verifier,
+    VerifierRecord,
     reconcile,
 )
 from services.job_agent.replicas import Exit, Processes
@@ -62,7 +62,7 @@ TAIL_BYTES = 2_000
 class Tracked:
     """A process: what `reconcile` sees of it, and what only the agent needs."""
 
-    record: Replica | Verifier
+    record: ReplicaRecord | VerifierRecord
     output: Path
     started_s: float
     heard_s: float
@@ -73,7 +73,7 @@ class Tracked:
     claim: VerifyOrder | None = None
 
 
-class Jobs:
+class NodeJobs:
     """`follow` orders; `publish` and `report` are what becomes of events and facts."""
 
     def __init__(
@@ -136,8 +136,8 @@ class Jobs:
             self.orders,
             self.node,
             self.slots,
-            [record for record in records if isinstance(record, Replica)],
-            [record for record in records if isinstance(record, Verifier)],
+            [record for record in records if isinstance(record, ReplicaRecord)],
+            [record for record in records if isinstance(record, VerifierRecord)],
         )
         for action in actions:
             match action:
@@ -168,7 +168,9 @@ class Jobs:
         if pid is None:
             return
         self.processes.send(name, encode(order))
-        record = Replica(name=name, job_id=job.spec.id, serial=self.started, phase=Phase.ACTIVE, order=order)
+        record = ReplicaRecord(
+            name=name, job_id=job.spec.id, serial=self.started, phase=Phase.ACTIVE, order=order
+        )
         self.tracked[name] = Tracked(record, output, self.clock(), self.clock())
         self.publish(
             ReplicaStarted(
@@ -191,7 +193,7 @@ class Jobs:
         pid = self.processes.start(name, entry.verifier, encode(start), output)
         if pid is None:
             return
-        record = Verifier(name=name, job_id=job_id, checkpoint=order.checkpoint, phase=Phase.ACTIVE)
+        record = VerifierRecord(name=name, job_id=job_id, checkpoint=order.checkpoint, phase=Phase.ACTIVE)
         self.tracked[name] = Tracked(record, output, self.clock(), self.clock(), claim=order)
         self.publish(VerificationStarted(job_id=job_id, node=self.node, replica=name, pid=pid))
 
@@ -204,7 +206,7 @@ class Jobs:
 
     def send(self, name: str, order: ReplicaOrder) -> None:
         tracked = self.tracked[name]
-        assert isinstance(tracked.record, Replica)
+        assert isinstance(tracked.record, ReplicaRecord)
         phase = tracked.record.phase
         if order.rank == LEAVES and phase is Phase.ACTIVE:
             phase = Phase.LEAVING
@@ -282,7 +284,7 @@ class Jobs:
         self.publish(ReplicaExited(job_id=job_id, node=self.node, replica=name, exit_code=exited.code))
         if phase is not Phase.KILLED:
             self.account_for(tracked, exited)
-        lost = isinstance(tracked.record, Verifier) and tracked.record.lost_at is not None
+        lost = isinstance(tracked.record, VerifierRecord) and tracked.record.lost_at is not None
         if self.orders is not None and (phase is Phase.ACTIVE or lost):
             tracked.record = msgspec.structs.replace(tracked.record, phase=Phase.GONE)
         else:
@@ -301,7 +303,7 @@ class Jobs:
             pass
         elif tracked.claim is not None:
             self.refute(tracked.claim, f"the verifier {ended(exited)} before it had an answer")
-        elif not exited.finished and isinstance(record, Replica):
+        elif not exited.finished and isinstance(record, ReplicaRecord):
             self.report(
                 JobRaised(
                     job_id=record.job_id,
@@ -333,7 +335,7 @@ class Jobs:
 
     def report_lost(self, tracked: Tracked, why: str) -> None:
         record = tracked.record
-        if isinstance(record, Replica):
+        if isinstance(record, ReplicaRecord):
             reason = f"replica {record.name} {why}"
             self.report(ReplicaLost(job_id=record.job_id, generation=record.order.generation, reason=reason))
         else:

@@ -12,6 +12,10 @@ from collections.abc import Callable
 
 from common.config import Config
 from common.lifecycle import get_logger
+from common.messaging.curve_keys import load_keys
+from common.messaging.publish_subscribe import OrdersSubscriber
+from common.messaging.reactor import Reactor
+from common.messaging.request_reply import RequestClient
 from common.protocol import (
     Done,
     Fact,
@@ -24,7 +28,6 @@ from common.protocol import (
     Reply,
     Report,
 )
-from common.transport import OrdersSubscriber, Reactor, RequestClient, load_keys
 from common.types import Node
 
 ANSWER_S = 1.0

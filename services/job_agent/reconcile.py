@@ -32,7 +32,7 @@ class Phase(enum.StrEnum):
     """Ended by itself, or died; remembered as long as it is ordered."""
 
 
-class Replica(Struct, frozen=True):
+class ReplicaRecord(Struct, frozen=True):
     """A replica process of this node; `order` is the newest one that it was sent. `serial` counts starts."""
 
     name: str
@@ -42,7 +42,7 @@ class Replica(Struct, frozen=True):
     order: ReplicaOrder
 
 
-class Verifier(Struct, frozen=True):
+class VerifierRecord(Struct, frozen=True):
     """A verifier process of this node, and the checkpoint that it looks at."""
 
     name: str
@@ -85,7 +85,11 @@ Action = Kill | Forget | SendOrder | StartVerifier | StartReplica
 
 
 def reconcile(
-    orders: Orders, node: str, slots: int, replicas: Sequence[Replica], verifiers: Sequence[Verifier]
+    orders: Orders,
+    node: str,
+    slots: int,
+    replicas: Sequence[ReplicaRecord],
+    verifiers: Sequence[VerifierRecord],
 ) -> list[Action]:
     """What brings this node nearer to `orders`; empty when it is there, or waits for processes to exit.
 
@@ -146,7 +150,7 @@ def ranks_on(job: JobOrder, node: str) -> Iterator[int]:
         first += placement.replicas
 
 
-def _open_ranks(job: JobOrder, node: str, mine: Iterable[Replica]) -> list[int]:
+def _open_ranks(job: JobOrder, node: str, mine: Iterable[ReplicaRecord]) -> list[int]:
     """Ranks of this node that no process has, or had, in the ordered group."""
     taken = {
         replica.order.rank
@@ -156,7 +160,7 @@ def _open_ranks(job: JobOrder, node: str, mine: Iterable[Replica]) -> list[int]:
     return [rank for rank in ranks_on(job, node) if rank not in taken]
 
 
-def _sends(job: JobOrder, mine: Iterable[Replica], ranks: list[int]) -> Iterator[Action]:
+def _sends(job: JobOrder, mine: Iterable[ReplicaRecord], ranks: list[int]) -> Iterator[Action]:
     """Orders for the processes that are there; takes the ranks of survivors from the front of `ranks`."""
     for replica in sorted(mine, key=lambda r: (r.order.rank, r.serial)):
         if replica.phase in (Phase.KILLED, Phase.GONE) or replica.order.generation >= job.generation:
@@ -170,7 +174,7 @@ def _sends(job: JobOrder, mine: Iterable[Replica], ranks: list[int]) -> Iterator
         yield SendOrder(name=replica.name, order=replica_order(job, rank))
 
 
-def _end(process: Replica | Verifier) -> Iterator[Action]:
+def _end(process: ReplicaRecord | VerifierRecord) -> Iterator[Action]:
     if process.phase is Phase.GONE:
         yield Forget(name=process.name)
     elif process.phase is not Phase.KILLED:

@@ -27,7 +27,7 @@ from typing import Any, Protocol
 import psutil
 
 from common.codec import decode
-from common.lifecycle import get_logger, unheard
+from common.lifecycle import blocked_signals, get_logger
 from services.job_agent import entry
 
 PRELOADED = (
@@ -44,8 +44,8 @@ STOP_SIGNALS = signal.SIGINT, signal.SIGTERM
 log = get_logger()
 
 
-class Loop(Protocol):
-    """What is needed of `common.transport.Reactor`."""
+class ProcessLoop(Protocol):
+    """What is needed of `common.messaging.reactor.Reactor`."""
 
     def on_fd(self, fd: int, handler: Callable[[], None]) -> None: ...
     def remove_fd(self, fd: int) -> None: ...
@@ -83,7 +83,7 @@ class Processes:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: ProcessLoop,
         host: str,
         grace_s: float,
         max_message_bytes: int,
@@ -125,7 +125,7 @@ class Processes:
 
         def launch() -> None:
             try:
-                with unheard(*STOP_SIGNALS):
+                with blocked_signals(*STOP_SIGNALS):
                     process.start()
             except (EOFError, OSError) as error:
                 if not self._closing:
@@ -147,7 +147,7 @@ class Processes:
             target=target, args=(theirs, start, str(output)), name=name, daemon=True
         )
         try:
-            with unheard(*STOP_SIGNALS):
+            with blocked_signals(*STOP_SIGNALS):
                 process.start()
         except (EOFError, ConnectionError):
             ours.close()

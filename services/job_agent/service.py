@@ -14,10 +14,11 @@ import msgspec
 
 from common.config import Config
 from common.lifecycle import EXIT_FAILED, StopFlag, UserError, close_in_order, get_logger
+from common.messaging.publish_subscribe import EventPublisher
+from common.messaging.reactor import Reactor
 from common.protocol import Event, Fact, Orders, Registered
-from common.transport import EventPublisher, Reactor
 from common.types import Node
-from services.job_agent.jobs import Jobs
+from services.job_agent.jobs import NodeJobs
 from services.job_agent.membership import Membership
 from services.job_agent.replicas import Exit, Processes
 
@@ -33,7 +34,7 @@ class StoreFailed(UserError):
     exit_code = EXIT_FAILED
 
 
-class Agent:
+class AgentService:
     """Callbacks come from the reactor, one at a time."""
 
     def __init__(
@@ -59,7 +60,7 @@ class Agent:
             on_store=self.on_store,
             on_broken=self.on_broken,
         )
-        self.jobs = Jobs(name, self.node.slots, config, self.processes, self.publish, self.report, clock)
+        self.jobs = NodeJobs(name, self.node.slots, config, self.processes, self.publish, self.report, clock)
         self.membership = Membership(
             config, reactor, self.on_joined, self.follow, self.begin_again, clock=clock
         )
@@ -187,7 +188,7 @@ def run(name: str, config: Config, stop: StopFlag) -> int:
             usable_cores=cores,
         )
     reactor = Reactor(stop)
-    agent = Agent(name, config, reactor)
+    agent = AgentService(name, config, reactor)
     try:
         reactor.run()
     finally:

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import msgspec
 
-from common.goodput.memory import VERSION, Memory, MemoryRecord
 from common.lifecycle import get_logger
+from services.metrics_collector.memory import VERSION, Memory, MemoryRecord
 
 log = get_logger()
 

@@ -4,7 +4,7 @@ A profile point is one configuration (nodes, replicas, atomic batch) with the ru
 A job's model is fitted anew when a configuration was added, or when a median has moved by REFIT_CHANGE since
 the last fit. All memory is bounded: windows of medians, configurations a job, and jobs that have ended.
 
-With a memory across jobs (common/goodput/memory.py) a job's model is that of its application, corrected by
+With a memory across jobs (services/metrics_collector/memory.py) a job's model is that of its application, corrected by
 what the job has measured, as soon as the scheduler has said which application that is.
 """
 
@@ -15,7 +15,6 @@ from statistics import median
 from typing import TypeAlias
 
 from common.goodput.fit import Fit, fit_throughput
-from common.goodput.memory import Memory, fit_error
 from common.protocol import (
     Event,
     GenerationStarted,
@@ -24,7 +23,13 @@ from common.protocol import (
     JobFailed,
     TrainingSample,
 )
-from common.types import GradientStatistics, JobProfile, ProfilePoint, ThroughputParameters
+from common.types import (
+    GradientStatistics,
+    JobProfile,
+    ProfilePoint,
+    ThroughputParameters,
+)
+from services.metrics_collector.memory import Memory, fit_error
 
 Configuration: TypeAlias = tuple[int, int, int]
 """(nodes, replicas, atomic batch)"""
@@ -58,7 +63,7 @@ class Times:
         )
 
 
-class JobHistory:
+class ObservedJob:
     """What one job has shown."""
 
     def __init__(self, job_id: str) -> None:
@@ -142,7 +147,7 @@ class JobHistory:
         )
 
 
-class Histories:
+class ObservedJobs:
     """All jobs of a run. With a `memory` they teach it, and learn from it."""
 
     def __init__(self, run_id: str = "", memory: Memory | None = None) -> None:
@@ -150,10 +155,10 @@ class Histories:
         self._memory = memory
         self._asked: dict[str, tuple[str, float]] = {}
         """The applications and targets of the jobs, as far as they have been told."""
-        self._jobs: dict[str, JobHistory] = {}
+        self._jobs: dict[str, ObservedJob] = {}
         self._ended: dict[str, None] = {}
 
-    def add(self, event: Event) -> JobHistory | None:
+    def add(self, event: Event) -> ObservedJob | None:
         """Take in an event; the job that it tells of, None where it is of no interest."""
         match event:
             case TrainingSample():
@@ -174,7 +179,7 @@ class Histories:
                     self._asked.pop(oldest, None)
         return None
 
-    def fit(self, job: JobHistory) -> Fit:
+    def fit(self, job: ObservedJob) -> Fit:
         """The job's model anew: its application's, where that is known and remembered."""
         if self._memory is None or job.job_id not in self._asked:
             return job.fit()
@@ -183,7 +188,7 @@ class Histories:
         assert parameters is not None, "the memory has learned at least this job's points"
         return job.take_fit(Fit(parameters=parameters, error=fit_error(parameters, job.points())))
 
-    def active(self) -> list[JobHistory]:
+    def active(self) -> list[ObservedJob]:
         return [job for job_id, job in self._jobs.items() if job_id not in self._ended]
 
     def profile(self, job_id: str, application: str = "", target: float = 0.0) -> JobProfile:
@@ -221,8 +226,8 @@ class Histories:
         """Unique across runs."""
         return f"{self._run_id}/{job_id}"
 
-    def _job(self, job_id: str) -> JobHistory:
-        return self._jobs.setdefault(job_id, JobHistory(job_id))
+    def _job(self, job_id: str) -> ObservedJob:
+        return self._jobs.setdefault(job_id, ObservedJob(job_id))
 
 
 def _usable(seconds: float) -> bool:

@@ -14,6 +14,10 @@ from msgspec import structs
 from common.config import Config
 from common.eventlog import EVENTS_FILE, EventLogError, read_events
 from common.lifecycle import StopFlag, get_logger
+from common.messaging.curve_keys import load_keys
+from common.messaging.publish_subscribe import EventPublisher, EventSubscriber
+from common.messaging.reactor import Reactor
+from common.messaging.request_reply import ReplyServer, RequestClient
 from common.protocol import (
     BadMessage,
     EventRecord,
@@ -28,19 +32,11 @@ from common.protocol import (
     Refused,
     Reply,
     Request,
-    Run,
+    RunInfo,
     TrainingSample,
 )
-from common.transport import (
-    EventPublisher,
-    EventSubscriber,
-    Reactor,
-    ReplyServer,
-    RequestClient,
-    load_keys,
-)
 from services.metrics_collector.memory_file import load_memory, save_memory
-from services.metrics_collector.profiles import Histories, JobHistory
+from services.metrics_collector.profiles import ObservedJob, ObservedJobs
 
 SERVICE = "metrics-collector"
 SOURCE = "collector"
@@ -61,7 +57,7 @@ class Collector:
         self._run_id = ""
         self._publisher: EventPublisher | None = None
         self._memory = load_memory(config.memory_file) if config.collector.memory else None
-        self._histories = Histories()
+        self._histories = ObservedJobs()
         self._heard: dict[tuple[str, str], int] = {}
         """The newest event of every (source, incarnation): what was read back is not counted twice."""
         endpoints, limits = config.endpoints, config.limits
@@ -91,7 +87,7 @@ class Collector:
             self._reactor.call_later(ASK_RUN_S, self._ask_run)
 
         def on_reply(reply: Reply) -> None:
-            if isinstance(reply, Run) and reply.run_id != self._run_id:
+            if isinstance(reply, RunInfo) and reply.run_id != self._run_id:
                 self._take_part(reply.run_id)
             again()
 
@@ -102,7 +98,7 @@ class Collector:
         if former:
             former.close(CLOSE_S)
         self._run_id = run_id
-        self._histories = Histories(run_id, self._memory)
+        self._histories = ObservedJobs(run_id, self._memory)
         self._heard = {}
         folder = self._config.run_dir(run_id)
         self._publisher = EventPublisher(
@@ -150,7 +146,7 @@ class Collector:
         if self._memory is not None:
             save_memory(self._config.memory_file, self._memory)
 
-    def _fit_where_needed(self, job: JobHistory) -> None:
+    def _fit_where_needed(self, job: ObservedJob) -> None:
         if not job.needs_fit or not self._publisher:
             return
         start_s = time.perf_counter()

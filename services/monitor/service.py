@@ -33,7 +33,7 @@ def screen() -> Iterator[Show]:
     """A live table where standard output is a terminal, lines where it is not."""
     console = Console(highlight=False)
     if not console.is_terminal:
-        yield Lines()
+        yield ChangeLines()
         return
     with Live(console=console, auto_refresh=False, transient=False) as live:
         yield lambda table: live.update(render(table, console.width, console.height), refresh=True)
@@ -48,7 +48,7 @@ def print_table(table: JobTable) -> None:
         print(status_line(table), *job_lines(table), sep="\n", flush=True)
 
 
-class Changes:
+class JobChanges:
     """Plain lines: each change of a job when it is seen; of these jobs, if they are named."""
 
     def __init__(self, job_ids: Collection[str] | None = None) -> None:
@@ -64,7 +64,7 @@ class Changes:
         self._last = table
 
 
-class Lines(Changes):
+class ChangeLines(JobChanges):
     """Changes, and now and then a line on where the whole run stands."""
 
     def __init__(self) -> None:

@@ -4,7 +4,7 @@ import sys
 
 from common.config import Config
 from common.lifecycle import StopFlag, UserError, service_main
-from common.transport import Reactor
+from common.messaging.reactor import Reactor
 from services.scheduler.policies import UnknownPolicy, make_live_policy
 from services.scheduler.service import SchedulerService, make_core
 

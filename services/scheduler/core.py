@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from common.job_states import HOLDS_SLOTS, Trigger, after, allowed
 from common.protocol import (
     AgentJoined,
     AgentLeft,
@@ -17,14 +18,17 @@ from common.protocol import (
     CancelJob,
     CoreInput,
     Done,
+    Event,
     Fact,
     GenerationRunning,
     JobAccepted,
     JobCancelled,
     JobCompleted,
+    JobFailed,
     JobRaised,
     JobRefused,
     JobSaved,
+    JobStateChanged,
     JobSubmitted,
     LeaveAgent,
     Profiles,
@@ -32,10 +36,11 @@ from common.protocol import (
     RegisterAgent,
     Registered,
     ReplicaLost,
+    Reply,
     Report,
     RoundDecided,
     RoundDue,
-    Run,
+    RunInfo,
     SubmitJob,
     TargetReached,
     VerificationDone,
@@ -50,20 +55,11 @@ from common.types import (
     can_share,
     replicas_of,
 )
-from services.scheduler.commands import Command
+from services.scheduler.commands import Answer, Command, Emit, SendOrders, WantRound
 from services.scheduler.decisions import NoDecision, decided, no_decision
-from services.scheduler.job_states import HOLDS_SLOTS, Trigger, allowed
 from services.scheduler.policies.interface import ClusterView, Decision, Oracle, Policy
-from services.scheduler.state import (
-    AgentRecord,
-    JobRecord,
-    State,
-    cluster_view,
-    free_nodes,
-    orders_of,
-)
-from services.scheduler.step import Step
-from workloads.traces import check_spec
+from services.scheduler.state import AgentRecord, JobRecord, State, cluster_view, free_nodes, orders_of
+from workloads.files.workload_file import check_spec
 
 KEPT = "kept as it was: "
 """How all reasons of a round begin in which there was `no_decision`, which follows."""
@@ -71,13 +67,15 @@ KEPT = "kept as it was: "
 
 @dataclass(frozen=True)
 class Settings:
-    """What of the configuration the core goes by."""
+    """Settings that affect the core's decisions."""
 
     seed: int
     restart_penalty_s: float
     max_failures: int
     leave_timeout_s: float
-    """A preempted job of which nobody has told for so long whether it has saved is taken for gone."""
+    """A preempted job that no agent confirms as saved within this time counts as lost."""
+    accumulates_alone: bool = False
+    """See `ClusterView.accumulates_alone`."""
 
 
 class SchedulerCore:
@@ -98,7 +96,7 @@ class SchedulerCore:
 
     def step(self, state: State, given: CoreInput, now_s: float) -> tuple[State, tuple[Command, ...]]:
         """Act on one input. Neither `state` nor anything in it is changed."""
-        work = _Inputs(self, state, now_s)
+        work = InputHandler(self, state, now_s)
         match given:
             case SubmitJob():
                 work.submit(given)
@@ -120,12 +118,48 @@ class SchedulerCore:
         return work.result()
 
 
-class _Inputs(Step):
-    """What each input does."""
+class InputHandler:
+    """One step: working copies of the state's tables, what each input does to them, and the commands so far.
+    The state that came in is never changed."""
 
     def __init__(self, core: SchedulerCore, state: State, now_s: float) -> None:
-        super().__init__(state, now_s)
         self.core = core
+        self.state = state
+        self.now_s = now_s
+        self.jobs = dict(state.jobs)
+        self.ended = state.ended
+        self.agents = dict(state.agents)
+        self.profiles = dict(state.profiles)
+        self.memory = state.memory
+        self.rounds = state.rounds
+        self.most_slots = state.most_slots
+        self.orders_changed = False
+        self.commands: list[Command] = []
+
+    def result(self) -> tuple[State, tuple[Command, ...]]:
+        state = self.present()
+        if self.orders_changed:
+            state = msgspec.structs.replace(state, orders_version=state.orders_version + 1)
+            self.commands.append(SendOrders())
+        commands = tuple(
+            Answer(Registered(run=command.reply.run, orders=orders_of(state)))
+            if isinstance(command, Answer) and isinstance(command.reply, Registered)
+            else command
+            for command in self.commands
+        )
+        return state, commands
+
+    def present(self) -> State:
+        return msgspec.structs.replace(
+            self.state,
+            jobs=self.jobs,
+            ended=self.ended,
+            agents=self.agents,
+            profiles=self.profiles,
+            memory=self.memory,
+            rounds=self.rounds,
+            most_slots=self.most_slots,
+        )
 
     # ------------------------------------------------------------------ clients
 
@@ -146,7 +180,7 @@ class _Inputs(Step):
         self.jobs[spec.id] = JobRecord(
             spec=spec, submitted_s=self.now_s, accounted_s=self.now_s, reason="waits for a round"
         )
-        self.emit(JobSubmitted(spec=spec))
+        self.emit(JobSubmitted(spec=spec, accumulates_alone=self.core.settings.accumulates_alone))
         self.answer(JobAccepted(job_id=spec.id))
         self.want_round("arrival")
 
@@ -176,7 +210,7 @@ class _Inputs(Step):
                     self.change(job.spec.id, Trigger.LOST, "verified anew", allocation=self._one_slot())
             self.orders_changed = True
             self.want_round("nodes")
-        run = Run(run_id=self.state.run_id, policy=self.core.policy.name, seed=self.core.settings.seed)
+        run = RunInfo(run_id=self.state.run_id, policy=self.core.policy.name, seed=self.core.settings.seed)
         self.answer(Registered(run=run, orders=orders_of(self.state)))
 
     def leave(
@@ -322,7 +356,13 @@ class _Inputs(Step):
     def decide(self, trigger: str) -> None:
         settings = self.core.settings
         self._strand_the_overdue()
-        view = cluster_view(self.present(), self.now_s, settings.restart_penalty_s, self.core.oracle)
+        view = cluster_view(
+            self.present(),
+            self.now_s,
+            settings.restart_penalty_s,
+            self.core.oracle,
+            accumulates_alone=settings.accumulates_alone,
+        )
         if not view.jobs:
             return
         self.rounds += 1
@@ -396,3 +436,37 @@ class _Inputs(Step):
                 group=generation,
                 restarts=job.restarts + (1 if job.allocation else 0),
             )
+
+    # ------------------------------------------------------------------ commands and moves
+
+    def emit(self, event: Event) -> None:
+        self.commands.append(Emit(event))
+
+    def answer(self, reply: Reply) -> None:
+        self.commands.append(Answer(reply))
+
+    def want_round(self, trigger: str) -> None:
+        self.commands.append(WantRound(trigger))
+
+    def change(self, job_id: str, trigger: Trigger, reason: str, **fields: object) -> JobRecord:
+        """Move a job along the table; other fields change with it."""
+        job = self.jobs[job_id].accounted(self.now_s)
+        new_state = after(job.state, trigger)
+        self.jobs[job_id] = msgspec.structs.replace(
+            job, state=new_state, reason=reason, changed_s=self.now_s, **fields
+        )
+        self.orders_changed = self.orders_changed or trigger is not Trigger.STEPPED
+        if new_state is not job.state:
+            self.emit(JobStateChanged(job_id=job_id, old=job.state, new=new_state, reason=reason))
+        return self.jobs[job_id]
+
+    def end(self, job_id: str, trigger: Trigger, reason: str) -> None:
+        record = self.change(job_id, trigger, reason, allocation=(), leaving=(), ended_s=self.now_s)
+        del self.jobs[job_id]
+        self.profiles.pop(job_id, None)
+        self.ended = {**self.ended, job_id: record}
+        self.want_round("finish")
+
+    def fail(self, job_id: str, reason: str, output_tail: str) -> None:
+        self.end(job_id, Trigger.FAULTED, reason)
+        self.emit(JobFailed(job_id=job_id, reason=reason, output_tail=output_tail))

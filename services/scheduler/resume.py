@@ -19,7 +19,7 @@ from common.codec import convert
 from common.config import Config
 from common.eventlog import EVENTS_FILE, EventLogError, read_events
 from common.lifecycle import UserError, get_logger
-from common.outbox import SUFFIX
+from common.messaging.outbox import SUFFIX
 from common.protocol import EventRecord
 
 SOURCE = "scheduler"

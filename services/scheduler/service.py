@@ -14,6 +14,10 @@ import msgspec
 from common import __version__
 from common.config import Config, new_run_id
 from common.lifecycle import UserError, get_logger
+from common.messaging.curve_keys import load_keys
+from common.messaging.publish_subscribe import EventPublisher, OrdersPublisher
+from common.messaging.reactor import Reactor
+from common.messaging.request_reply import ReplyServer, RequestClient
 from common.protocol import (
     AgentSilent,
     BadMessage,
@@ -34,18 +38,10 @@ from common.protocol import (
     Request,
     RoundDecided,
     RoundDue,
-    Run,
     RunEnded,
+    RunInfo,
     RunStarted,
     SubmitJob,
-)
-from common.transport import (
-    EventPublisher,
-    OrdersPublisher,
-    Reactor,
-    ReplyServer,
-    RequestClient,
-    load_keys,
 )
 from services.scheduler.commands import Answer, Command, Emit, SendOrders, WantRound
 from services.scheduler.core import SchedulerCore, Settings
@@ -53,7 +49,7 @@ from services.scheduler.journal import JOURNAL_FILE, JournalWriter, read_journal
 from services.scheduler.policies.interface import Policy
 from services.scheduler.resume import SOURCE, check_config, keep_config, published_events
 from services.scheduler.state import State, job_table, orders_of
-from workloads.tasks import applications
+from workloads.applications import applications
 
 PROFILES_TIMEOUT_S = 0.3
 """A round is not held up longer by a silent collector; it goes by the profiles of the round before."""
@@ -177,7 +173,7 @@ class SchedulerService:
             case GetJobs():
                 return job_table(self.state, self.clock(), self.core.policy.name, request.ended)
             case GetRun():
-                return Run(
+                return RunInfo(
                     run_id=self.state.run_id, policy=self.core.policy.name, seed=self.core.settings.seed
                 )
             case _:

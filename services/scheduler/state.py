@@ -4,6 +4,7 @@ from itertools import islice
 
 import msgspec
 
+from common.job_states import HOLDS_SLOTS
 from common.protocol import JobOrder, JobRow, JobTable, Orders, VerifyOrder
 from common.types import (
     Allocation,
@@ -15,7 +16,6 @@ from common.types import (
     Struct,
     replicas_of,
 )
-from services.scheduler.job_states import HOLDS_SLOTS
 from services.scheduler.policies.interface import ClusterView, JobView, Oracle
 
 
@@ -134,7 +134,12 @@ def free_nodes(state: State, *, taken_by: frozenset[JobState]) -> tuple[Node, ..
 
 
 def cluster_view(
-    state: State, now_s: float, restart_penalty_s: float, oracle: Oracle | None = None
+    state: State,
+    now_s: float,
+    restart_penalty_s: float,
+    oracle: Oracle | None = None,
+    *,
+    accumulates_alone: bool = False,
 ) -> ClusterView:
     """What the policy may decide about: not the jobs that are saving or being verified."""
     views = []
@@ -160,6 +165,7 @@ def cluster_view(
         jobs=tuple(views),
         restart_penalty_s=restart_penalty_s,
         oracle=oracle,
+        accumulates_alone=accumulates_alone,
     )
 
 

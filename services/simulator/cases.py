@@ -18,29 +18,29 @@ from msgspec import structs
 import workloads
 from common.config import load_config
 from common.eventlog import EventLogError, EventLogWriter
-from common.goodput.memory import Memory
 from common.lifecycle import EXIT_FAILED, UserError
 from common.types import ApplicationSpec, Node, Struct
+from services.metrics_collector.memory import Memory
 from services.scheduler.policies import OWN, UnknownPolicy, make_policy
 from services.scheduler.policies.interface import Policy
-from services.simulator.driver import Log, Plan, Simulation
-from services.simulator.errors import Errors
-from services.simulator.isolated import Isolated, rhos
+from services.simulator.engine import Log, Plan, Simulation
+from services.simulator.isolated_times import IsolatedTimes, rhos
+from services.simulator.perturbation import Perturbation
 from services.simulator.results import Result, summed_up
-from services.simulator.world import World
-from workloads.measured import PROFILES, read_machine, read_profiles
-from workloads.tables import read_table
-from workloads.tasks import applications
-from workloads.traces import Arrival, Workload, read_workload
+from services.simulator.worlds.interface import World
+from workloads.applications import applications
+from workloads.files.csv_table import read_table
+from workloads.files.measured_profile import PROFILES, read_machine, read_profiles
+from workloads.files.workload_file import Arrival, Workload, read_workload
 
 
-class LogLost(UserError):
+class LogWriteError(UserError):
     """The log of a run could not be written while it was simulated: nothing that was wrong before."""
 
     exit_code = EXIT_FAILED
 
 
-class Cluster(Struct, frozen=True):
+class ClusterSize(Struct, frozen=True):
     nodes: int
     slots: int
     """Of each node."""
@@ -48,9 +48,9 @@ class Cluster(Struct, frozen=True):
 
 
 CLUSTERS = {
-    "osdi21": Cluster(nodes=16, slots=4, round_s=60.0),
-    "calibrated": Cluster(nodes=2, slots=4, round_s=2.0),
-    "synthetic": Cluster(nodes=16, slots=4, round_s=60.0),
+    "osdi21": ClusterSize(nodes=16, slots=4, round_s=60.0),
+    "calibrated": ClusterSize(nodes=2, slots=4, round_s=2.0),
+    "synthetic": ClusterSize(nodes=16, slots=4, round_s=60.0),
 }
 """What each world has, where nothing else is said."""
 WORLDS = tuple(CLUSTERS)
@@ -60,7 +60,7 @@ LOCK_FILE = ".simulate.lock"
 """In a folder of runs; a byte of it is locked for each run that is being written there."""
 
 
-class Case(Struct, frozen=True):
+class SimulationCase(Struct, frozen=True):
     """One run. `label` names its workload: a file, or so many `jobs` that the world makes up. Without
     `restart_s` the world's own holds; without `out` no log is kept; `traces` is what the world of osdi21 is
     made of. With `fairness` every job is also simulated alone; with `memory` jobs start from what jobs of
@@ -100,7 +100,7 @@ class Case(Struct, frozen=True):
         return re.sub(r"^\.|[^A-Za-z0-9_.-]+", "-", f"{self.label}-{self.policy}-{self.seed}")
 
 
-def check(cases: Sequence[Case]) -> None:
+def check(cases: Sequence[SimulationCase]) -> None:
     """What can be found wrong before the first of many runs. Raises UserError."""
     # os.path: a path that no file could have, too long say, is one that is not there.
     run_ids: set[str] = set()
@@ -154,7 +154,7 @@ def _drafts(out: Path, run_id: str) -> Path:
     return out / f".{run_id}"
 
 
-def simulate(case: Case) -> Result:
+def simulate(case: SimulationCase) -> Result:
     """With `out`, to be called while the run is claimed. Raises UserError for what the user of the case got
     wrong."""
     wall_s, cpu_s = time.perf_counter(), time.process_time()
@@ -187,30 +187,30 @@ def simulate(case: Case) -> Result:
     )
 
 
-def _policy(case: Case) -> Policy:
+def _policy(case: SimulationCase) -> Policy:
     try:
         return make_policy(case.policy)
     except UnknownPolicy as error:
         raise UserError(str(error)) from error
 
 
-def make_world(case: Case, policy: Policy) -> World:
+def make_world(case: SimulationCase, policy: Policy) -> World:
     """Raises UserError."""
     return _world_maker(case, policy)()
 
 
-def _world_maker(case: Case, policy: Policy) -> Callable[[], World]:
+def _world_maker(case: SimulationCase, policy: Policy) -> Callable[[], World]:
     """Makes new worlds of what is read once. Raises UserError. A world is imported here so that the others
     need not be loaded."""
     given: dict[str, Any] = {} if case.restart_s is None else {"restart_s": case.restart_s}
-    errors = Errors(times=case.times_error, noise=case.noise_error, seed=case.seed)
+    errors = Perturbation(times=case.times_error, noise=case.noise_error, seed=case.seed)
     memory = Memory() if case.memory else None
     if case.world == "synthetic":
-        from services.simulator.synthetic import SyntheticWorld
+        from services.simulator.worlds.synthetic import SyntheticWorld
 
         return partial(SyntheticWorld, seed=case.seed, slots=case.slots, **given)
     if case.world == "calibrated":
-        from services.simulator.calibrated import CalibratedWorld
+        from services.simulator.worlds.calibrated import CalibratedWorld
 
         folder = case.profiles or PROFILES
         if case.slots > (most := read_machine(folder).slots):
@@ -225,13 +225,13 @@ def _world_maker(case: Case, policy: Policy) -> Callable[[], World]:
             return world
 
         return calibrated
-    from services.simulator.osdi21 import Osdi21World
+    from services.simulator.worlds.osdi21 import Osdi21World
 
     return partial(
         Osdi21World,
         traces_in(case.traces),
-        adapts=getattr(policy, "statistical", False),
-        models=case.out is not None or getattr(policy, "uses_profiles", True),
+        adapts=policy.adapts_batch,
+        models=case.out is not None or policy.needs_profiles,
         slots=case.slots,
         interference=case.interference,
         errors=errors,
@@ -240,16 +240,16 @@ def _world_maker(case: Case, policy: Policy) -> Callable[[], World]:
     )
 
 
-def is_burst(case: Case) -> bool:
+def is_burst(case: SimulationCase) -> bool:
     """Whether its jobs all come at once."""
     workload = make_workload(case, make_world(case, _policy(case)))
     return len({row.at_s for row in workload.rows}) == 1
 
 
-def make_workload(case: Case, world: World) -> Workload:
+def make_workload(case: SimulationCase, world: World) -> Workload:
     """Raises UserError."""
     if case.workload is None:
-        from services.simulator.synthetic import generate
+        from services.simulator.worlds.synthetic import generate
 
         return generate(case.jobs, case.seed, case.nodes * case.slots)
     read = read_workload if case.workload.suffix == ".toml" else read_table
@@ -270,7 +270,7 @@ def _known() -> dict[str, ApplicationSpec]:
     return applications(load_config(os.environ).applications.modules)
 
 
-def alone_in(case: Case) -> Isolated:
+def alone_in(case: SimulationCase) -> IsolatedTimes:
     """What jobs take alone in the world of this case; what it has found serves other cases of that world."""
     return _alone_in(
         structs.replace(
@@ -290,11 +290,11 @@ def alone_in(case: Case) -> Isolated:
 
 
 @lru_cache(maxsize=4)
-def _alone_in(case: Case) -> Isolated:
-    return Isolated(_world_maker(case, make_policy(case.policy)), cluster(case), case.round_s)
+def _alone_in(case: SimulationCase) -> IsolatedTimes:
+    return IsolatedTimes(_world_maker(case, make_policy(case.policy)), cluster(case), case.round_s)
 
 
-def cluster(case: Case) -> list[Node]:
+def cluster(case: SimulationCase) -> list[Node]:
     """Its nodes; in the calibrated world of slots as fast as those that were measured on."""
     speed = read_machine(case.profiles or PROFILES).slot_speed if case.world == "calibrated" else 1.0
     return nodes(case.nodes, case.slots, speed)
@@ -323,7 +323,7 @@ def traces_in(given: Path | None) -> Path:
 
 
 @contextmanager
-def _log(case: Case) -> Iterator[Log | None]:
+def _log(case: SimulationCase) -> Iterator[Log | None]:
     """Where the events of the run go. Its folder appears at the end, when all of them are in it."""
     if case.out is None:
         yield None
@@ -338,9 +338,9 @@ def _log(case: Case) -> Iterator[Log | None]:
             writer.close()
         draft.rename(case.out / case.run_id)
     except OSError as error:
-        raise LogLost(f"--out {case.out}: cannot be written: {error.strerror}") from error
+        raise LogWriteError(f"--out {case.out}: cannot be written: {error.strerror}") from error
     except EventLogError as error:
-        raise LogLost(f"--out {case.out}: {error}") from error
+        raise LogWriteError(f"--out {case.out}: {error}") from error
 
 
 def every_policy(given: Sequence[str]) -> list[str]:

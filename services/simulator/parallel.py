@@ -8,10 +8,10 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from common.lifecycle import EXIT_FAILED, UserError, unheard
+from common.lifecycle import EXIT_FAILED, UserError, blocked_signals
 
 if TYPE_CHECKING:
-    from services.simulator.cases import Case
+    from services.simulator.cases import SimulationCase
     from services.simulator.results import Result
 
 THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
@@ -31,7 +31,7 @@ def one_thread_each() -> None:
 
 
 def simulated(
-    cases: "Sequence[Case]", processes: int | None = None, line_every_s: float = 0.0
+    cases: "Sequence[SimulationCase]", processes: int | None = None, line_every_s: float = 0.0
 ) -> "Iterator[Result]":
     """Results in the order of the cases, each as soon as it and all before it are there. Off a terminal a
     line a run, but none within `line_every_s` after another.
@@ -51,7 +51,7 @@ def simulated(
     parallel = Parallel(n_jobs=wanted, return_as="generator")
     missing = len(cases)
     try:
-        with unheard(signal.SIGINT):  # each would print a traceback
+        with blocked_signals(signal.SIGINT):  # each would print a traceback
             results = parallel(delayed(simulate)(case) for case in cases)
         for result in _shown(results, len(cases), line_every_s):
             missing -= 1

@@ -6,7 +6,7 @@ import numpy as np
 
 from common.types import JobState, Struct
 from services.scheduler.state import State
-from services.simulator.driver import Run
+from services.simulator.engine import SimulatedRun
 
 
 class Milliseconds(Struct, frozen=True):
@@ -64,7 +64,7 @@ class Result(Struct, frozen=True):
 
 
 def summed_up(
-    run: Run,
+    run: SimulatedRun,
     *,
     run_id: str,
     workload: str,
@@ -125,13 +125,13 @@ def _rho(rhos: dict[str, float] | None) -> Rho | None:
     )
 
 
-def _undecided(run: Run) -> str:
+def _undecided(run: SimulatedRun) -> str:
     if not run.undecided:
         return ""
     return f"{len(run.undecided)} of {run.state.rounds} rounds without a decision: {run.undecided[0]}"
 
 
-def _idle(run: Run) -> str:
+def _idle(run: SimulatedRun) -> str:
     if run.state.ended or run.state.jobs:
         return ""
     return f"no job ran: {len(run.refused)} of {len(run.refused)} refused"

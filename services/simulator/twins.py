@@ -9,9 +9,9 @@ from common.eventlog import EVENTS_FILE, EventLogError, read_events
 from common.lifecycle import UserError
 from common.protocol import AgentJoined, JobSubmitted, RunStarted
 from common.types import Node
-from services.simulator.cases import Case
-from services.simulator.training import TRAINER
-from workloads.measured import PROFILES, read_machine
+from services.simulator.cases import SimulationCase
+from services.simulator.worlds.simulated_training import TRAINER
+from workloads.files.measured_profile import PROFILES, read_machine
 
 CONFIG_FILE, WORKLOAD_FILE = "config.json", "workload.toml"
 TAKEN_AS_DEFAULT = (
@@ -25,7 +25,7 @@ TAKEN_AS_DEFAULT = (
 matter when something fails, which nothing does there."""
 
 
-class Twin(Case, frozen=True):
+class Twin(SimulationCase, frozen=True):
     """`name`: of the real run's folder, and of its own."""
 
     name: str = ""

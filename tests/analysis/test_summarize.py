@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from analysis.summarize import main
 from common.eventlog import encode_line
 from common.protocol import JobCancelled, JobFailed, JobSubmitted, RunEnded, TrainingSample
-from tests.analysis.logs import (
+from tests.fixtures.logs import (
     RUN_ID,
     Happening,
     add,
@@ -94,7 +94,7 @@ BAD_LOGS = {
     "foreign": (b'{"level": "info"}\n', ":1:"),
     "not JSON": (GOOD_BYTES + b"\x00\xff\n", ":39:"),
     "without lines": (b"\x80" * 5000, ":1:"),
-    "of another schema": (GOOD_BYTES.replace(b'"schema":1', b'"schema":99', 1), ":1:"),
+    "of another schema": (GOOD_BYTES.replace(b'"schema":2', b'"schema":99', 1), ":1:"),
     "of unknown events": (GOOD_BYTES.replace(b'"RunStarted"', b'"RunBegan"', 1), ":1:"),
 }
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import structs
 
 from common.eventlog import (
     EVENTS_FILE,
@@ -18,8 +19,8 @@ from common.eventlog import (
     find_gaps,
     read_events,
 )
-from common.protocol import EventRecord, JobCancelled, ModelFitted, Verified
-from common.types import ThroughputParameters
+from common.protocol import EventRecord, JobCancelled, JobSubmitted, ModelFitted, Verified
+from common.types import JobSpec, ThroughputParameters
 
 
 def record(seq, source="scheduler", incarnation="one", event=None):
@@ -231,8 +232,32 @@ class TestReader:
     def test_another_schema_is_named(self, tmp_path):
         line = json.loads(encode_line(record(1))) | {"schema": 99}
         (tmp_path / "log").write_text(json.dumps(line) + "\n")
-        with pytest.raises(EventLogError, match="schema 99; this version reads 1"):
+        with pytest.raises(EventLogError, match="schema 99; this version reads 1 and 2"):
             list(read_events(tmp_path / "log"))
+
+    def test_a_submission_of_schema_1_is_still_read(self, tmp_path):
+        """It had `accumulates_alone` in the specification of the job."""
+        spec = JobSpec(
+            id="a",
+            application="digits-cnn",
+            seed=1,
+            target=0.9,
+            max_progress=10.0,
+            replicas=1,
+            batch_size=16,
+            min_batch_size=16,
+            max_batch_size=32,
+            min_atomic_batch=4,
+            max_atomic_batch=16,
+            max_replicas=2,
+        )
+        line = json.loads(encode_line(structs.replace(record(1), event=JobSubmitted(spec=spec))))
+        del line["event"]["accumulates_alone"]
+        for alone in (True, False):
+            line["schema"], line["event"]["spec"]["accumulates_alone"] = 1, alone
+            (tmp_path / "log").write_text(json.dumps(line) + "\n")
+            (read,) = read_events(tmp_path / "log")
+            assert read.event == JobSubmitted(spec=spec, accumulates_alone=alone)
 
     def test_an_invalid_field_is_named(self, tmp_path):
         line = json.loads(encode_line(record(1))) | {"seq": "one"}

@@ -12,16 +12,16 @@ from common.lifecycle import (
     EXIT_BAD_INPUT,
     EXIT_FAILED,
     EXIT_INTERRUPTED,
-    EXIT_NOBODY_THERE,
     EXIT_OK,
+    EXIT_UNAVAILABLE,
     EndpointError,
     StopFlag,
     Timers,
     UserError,
     close_in_order,
+    delayed_signals,
     service_main,
-    signals_raise,
-    signals_wait,
+    signals_as_interrupt,
 )
 
 
@@ -216,7 +216,7 @@ class TestServiceMain:
         assert "demo error: stopped by a bug" in done.stderr
 
     def test_exit_codes_are_those_of_the_design(self):
-        assert (EXIT_BAD_INPUT, EXIT_NOBODY_THERE, EXIT_INTERRUPTED) == (2, 3, 130)
+        assert (EXIT_BAD_INPUT, EXIT_UNAVAILABLE, EXIT_INTERRUPTED) == (2, 3, 130)
 
 
 class TestLog:
@@ -248,7 +248,7 @@ def test_a_signal_that_comes_twice_ends_a_block_once_so_that_it_can_take_down_wh
     taken_down = []
 
     def block():
-        with signals_raise():
+        with signals_as_interrupt():
             try:
                 signal.raise_signal(signal.SIGTERM)
             finally:
@@ -265,7 +265,7 @@ def test_a_signal_that_comes_twice_ends_a_block_once_so_that_it_can_take_down_wh
 
 def test_a_signal_ends_a_block_through_code_that_takes_an_exit_for_a_mistake():
     def block():
-        with signals_raise():
+        with signals_as_interrupt():
             try:
                 signal.raise_signal(signal.SIGTERM)
             except (Exception, SystemExit):
@@ -279,7 +279,7 @@ def test_a_signal_ends_a_block_through_code_that_takes_an_exit_for_a_mistake():
 def test_a_hangup_that_the_process_ignores_ends_no_block():
     former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with signals_raise():
+        with signals_as_interrupt():
             signal.raise_signal(signal.SIGHUP)
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
     finally:
@@ -290,7 +290,7 @@ def test_what_a_block_makes_is_there_before_a_signal_raises():
     made = []
 
     def block():
-        with signals_wait():
+        with delayed_signals():
             signal.raise_signal(signal.SIGINT)
             made.append(True)
 

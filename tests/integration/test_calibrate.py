@@ -13,13 +13,13 @@ from msgspec.structs import replace
 
 from common.config import load_config
 from common.types import ApplicationSpec
-from services.bench.calibration.journal import Journal
-from services.bench.calibration.plan import Curve, Evaluations, Life, Placed, Point, Row
-from services.bench.calibration.run import conditions
-from tests.integration import quick_app
-from tests.leftovers import nothing_left, processes, survivors
-from workloads.measured import read_profiles
-from workloads.tasks import applications
+from services.calibration.calibrate import conditions
+from services.calibration.calibration_plan import Curve, Evaluations, GridPoint, Life, Placed, Row
+from services.calibration.measurements import Journal
+from tests.fixtures import quick_app
+from tests.fixtures.leftovers import nothing_left, processes, survivors
+from workloads.applications import applications
+from workloads.files.measured_profile import read_profiles
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 120.0
@@ -42,7 +42,7 @@ def environment() -> Iterator[dict[str, str]]:
 
 def start(environment: dict[str, str], *arguments: object) -> "subprocess.Popen[str]":
     return subprocess.Popen(
-        [sys.executable, "-m", "services.cli", "calibrate", *map(str, arguments)],
+        [sys.executable, "-m", "services.cli.main", "calibrate", *map(str, arguments)],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,
@@ -56,7 +56,7 @@ def start(environment: dict[str, str], *arguments: object) -> "subprocess.Popen[
 def test_an_interrupted_calibration_leaves_nothing_running_and_is_gone_on_with(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """The trainings are taken for made; tests/services/bench/test_calibration_jobs.py makes them."""
+    """The trainings are taken for made; tests/services/calibration/test_job_costs.py makes them."""
     spec: ApplicationSpec = quick_app.SPEC
     arguments = "--app", spec.name, "--out", tmp_path, "--seeds", 1, "--busy-before", 1
 
@@ -146,7 +146,7 @@ def test_an_application_is_left_out_that_nothing_could_be_read_of(
     monkeypatch.setenv("COADAPT_AGENT_SLOTS", "1")
     names = "matfac", "quick"
     settings = conditions(load_config(os.environ), seeds=1) | {"applications": ", ".join(names)}
-    point = Point(
+    point = GridPoint(
         atomic=24,
         step_s=0.1,
         sync_s=0.0,

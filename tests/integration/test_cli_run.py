@@ -15,7 +15,7 @@ import msgspec
 import psutil
 
 from common.config import Config
-from services.stack import STOP_S
+from services.launcher.stack import STOP_S
 
 ROOT = Path(__file__).parents[2]
 ENDLESS = """
@@ -42,7 +42,7 @@ def running(folder: Path, workload: str, *options: str) -> "Iterator[subprocess.
         [
             sys.executable,
             "-m",
-            "services.cli",
+            "services.cli.main",
             "run",
             str(folder / "set.toml"),
             "--policy",

@@ -10,9 +10,10 @@ import pytest
 
 from common.config import Config, EndpointsConfig, config_environment
 from common.lifecycle import StopFlag
+from common.messaging.reactor import Reactor
+from common.messaging.request_reply import ReplyServer
 from common.protocol import Done, Reply, Request
-from common.transport import Reactor, ReplyServer
-from services.stack import free_endpoints
+from services.launcher.stack import free_endpoints
 
 ROOT = Path(__file__).parents[2]
 COMMANDS = (["submit", "--app", "matfac", "--wait"], ["cancel", "any"], ["watch"])
@@ -22,7 +23,7 @@ COMMANDS = (["submit", "--app", "matfac", "--wait"], ["cancel", "any"], ["watch"
 def test_without_a_scheduler_a_command_says_so_in_time_and_leaves_no_ghost(arguments):
     endpoints = free_endpoints(EndpointsConfig())
     environment = {**os.environ, **config_environment(Config(endpoints=endpoints))}
-    command = [sys.executable, "-m", "services.cli", *arguments]
+    command = [sys.executable, "-m", "services.cli.main", *arguments]
     start_s = time.monotonic()
     client = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=20)
     assert time.monotonic() - start_s < 5.0

@@ -16,6 +16,9 @@ import pytest
 from common.config import Config, EndpointsConfig, RunConfig, config_environment
 from common.eventlog import EVENTS_FILE, read_events
 from common.lifecycle import StopFlag
+from common.messaging.publish_subscribe import EventPublisher
+from common.messaging.reactor import Reactor
+from common.messaging.request_reply import ReplyServer, RequestClient
 from common.protocol import (
     GetJobs,
     GetProfiles,
@@ -25,10 +28,9 @@ from common.protocol import (
     Refused,
     Reply,
     Request,
-    Run,
+    RunInfo,
     TrainingSample,
 )
-from common.transport import EventPublisher, Reactor, ReplyServer, RequestClient
 from common.types import GradientStatistics, JobConfig, JobProfile
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +75,7 @@ class Stack:
 
     def start_scheduler(self) -> None:
         def handle(_: Request) -> Reply:
-            return Run(run_id=self.run_id, policy="pollux", seed=0)
+            return RunInfo(run_id=self.run_id, policy="pollux", seed=0)
 
         self.scheduler = ReplyServer(self.reactor, self.config.endpoints.scheduler_requests, handle)
 

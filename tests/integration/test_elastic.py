@@ -33,15 +33,8 @@ from common.protocol import (
     VerifyOrder,
     VerifyStart,
 )
-from tests.integration.replica_fleet import (
-    EVERY_STEP,
-    TIMEOUT_S,
-    Fleet,
-    context,
-    running_store,
-    tiny_spec,
-)
-from tests.integration.tiny_app import MODULE
+from tests.fixtures.replica_fleet import EVERY_STEP, TIMEOUT_S, Fleet, context, running_store, tiny_spec
+from tests.fixtures.tiny_app import MODULE
 from workloads.trainer.checkpoint import saved_in
 
 pytestmark = pytest.mark.timeout(120)

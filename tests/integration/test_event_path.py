@@ -17,6 +17,10 @@ import pytest
 from common.config import Config, EndpointsConfig, RunConfig, config_environment
 from common.eventlog import EVENTS_FILE, read_events
 from common.lifecycle import StopFlag
+from common.messaging.curve_keys import load_keys, make_keys
+from common.messaging.publish_subscribe import EventPublisher
+from common.messaging.reactor import Reactor
+from common.messaging.request_reply import RequestClient, ServerUnavailable
 from common.protocol import (
     Acknowledged,
     BadMessage,
@@ -28,7 +32,6 @@ from common.protocol import (
     Refused,
     RepairEvents,
 )
-from common.transport import EventPublisher, NobodyThere, Reactor, RequestClient, load_keys, make_keys
 
 WAIT_S = 30
 ROOT = Path(__file__).parents[2]
@@ -40,7 +43,7 @@ PUBLISHER = """
     from common.config import load_config
     from common.lifecycle import StopFlag
     from common.protocol import JobCancelled
-    from common.transport import EventPublisher, Reactor
+    from common.messaging.reactor import EventPublisher, Reactor
 
     config = load_config(os.environ)
     stop = StopFlag().install()
@@ -495,14 +498,14 @@ class TestAbandonedRequests:
         for n in range(5):
             stack.logger.send_signal(signal.SIGSTOP)
             ghost = RepairEvents(records=(record(1, run_id=f"ghost-{n}"),))
-            with pytest.raises(NobodyThere):
+            with pytest.raises(ServerUnavailable):
                 stack.client.request(ghost, timeout_s=0.1, attempts=3)
             stack.logger.send_signal(signal.SIGCONT)
             assert stack.acknowledged("agent-a", "one", timeout_s=5) == 0
         assert not list(stack.logs_dir.glob("ghost-*"))
 
     def test_what_was_given_up_before_the_logger_started_is_never_carried_out(self, stack):
-        with pytest.raises(NobodyThere):
+        with pytest.raises(ServerUnavailable):
             stack.client.request(RepairEvents(records=(record(1, run_id="ghost"),)), timeout_s=0.1)
         stack.start_logger()
         assert stack.stop_logger()[0] == 0

@@ -13,7 +13,7 @@ import pytest
 
 from services.experiment.folder import RUN_FILE, Folder, RunRecord, write_json
 from services.experiment.plan import planned, read_definition
-from tests.integration import tiny_app
+from tests.fixtures import tiny_app
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -40,7 +40,7 @@ steal = 1.0
 def experiment(folder: Path, *options: str) -> "Iterator[subprocess.Popen[str]]":
     others = {name: value for name, value in os.environ.items() if not name.startswith("COADAPT_")}
     with subprocess.Popen(
-        [sys.executable, "-m", "services.cli", "experiment", "few.toml", *options],
+        [sys.executable, "-m", "services.cli.main", "experiment", "few.toml", *options],
         env={**others, "COADAPT_APPLICATIONS_MODULES": tiny_app.MODULE, "PYTHONPATH": str(ROOT)},
         cwd=folder,
         text=True,

@@ -29,6 +29,9 @@ from common.config import (
 )
 from common.eventlog import EVENTS_FILE, read_events
 from common.lifecycle import StopFlag
+from common.messaging.publish_subscribe import OrdersPublisher
+from common.messaging.reactor import Reactor
+from common.messaging.request_reply import ReplyServer
 from common.protocol import (
     Done,
     Event,
@@ -50,7 +53,7 @@ from common.protocol import (
     Reply,
     Report,
     Request,
-    Run,
+    RunInfo,
     TargetReached,
     TrainingSample,
     VerificationDone,
@@ -59,12 +62,11 @@ from common.protocol import (
     VerifierLost,
     VerifyOrder,
 )
-from common.transport import OrdersPublisher, Reactor, ReplyServer
 from common.types import JobConfig, JobSpec, Node, Placement
 from services.event_logger.service import EventLogger
 from services.job_agent.jobs import tail
 from services.job_agent.service import usable_cores
-from tests.integration import tiny_app
+from tests.fixtures import tiny_app
 
 ROOT = Path(__file__).parents[2]
 NODE = "node-1"
@@ -104,7 +106,7 @@ class Scheduler:
             trainer=TrainerConfig(sample_every_s=0.2, collective_timeout_s=MOVED_S),
             applications=ApplicationsConfig(modules=(tiny_app.MODULE,)),
         )
-        self.run = Run(run_id="run-1", policy="fixed", seed=0)
+        self.run = RunInfo(run_id="run-1", policy="fixed", seed=0)
         self.reactor = Reactor(StopFlag())
         self.logger = EventLogger(self.config, self.reactor)
         self.orders_publisher = OrdersPublisher(self.reactor, self.config.endpoints.scheduler_orders)
@@ -608,7 +610,7 @@ def test_another_run_gets_its_own_events(scheduler: Scheduler) -> None:
     scheduler.order(job)
     scheduler.wait_until_running(job)
     scheduler.clear()
-    scheduler.run = Run(run_id="run-2", policy="fixed", seed=0)
+    scheduler.run = RunInfo(run_id="run-2", policy="fixed", seed=0)
     registered = len(scheduler.nodes)
     scheduler.orders = Orders(run_id="run-2", version=0, jobs=())
     scheduler.until(lambda: len(scheduler.nodes) > registered)

@@ -2,8 +2,8 @@
 
 import pytest
 
-from services.bench.pacing import Case, Workshop, in_parallel
-from workloads.trainer.pacing import BURST_S
+from services.bench.pacing import PacingCase, Workshop, in_parallel
+from workloads.trainer.pacer import BURST_S
 
 pytestmark = pytest.mark.timeout(120)
 PIECE_S = 0.1
@@ -12,7 +12,7 @@ PIECE_S = 0.1
 
 def test_a_pair_of_replicas_uses_no_more_than_its_slots_are_worth() -> None:
     """However busy the machine is. That it gets as much is what the benchmark shows on an idle one."""
-    case = Case("digits-cnn", replicas=2, speed=0.2)
+    case = PacingCase("digits-cnn", replicas=2, speed=0.2)
     with Workshop() as workshop:
         small, large = workshop.measure([case], window_s=1.5)
     assert (small["atomic_batch"], large["atomic_batch"]) == (8, 64)
@@ -23,8 +23,8 @@ def test_a_pair_of_replicas_uses_no_more_than_its_slots_are_worth() -> None:
 
 
 def test_groups_are_measured_together_as_long_as_there_are_cores() -> None:
-    cases = [Case("a", replicas, speed) for replicas in (1, 2) for speed in (0.1, 0.5, 1.0)]
+    cases = [PacingCase("a", replicas, speed) for replicas in (1, 2) for speed in (0.1, 0.5, 1.0)]
     rounds = in_parallel(cases, 2)
     assert sorted(case for together in rounds for case in together) == sorted(cases)
     assert [sum(case.cores for case in together) for together in rounds] == pytest.approx([2.0, 2.0, 0.8])
-    assert in_parallel([Case("a", 2, 1.0)], 1) == [[Case("a", 2, 1.0)]]
+    assert in_parallel([PacingCase("a", 2, 1.0)], 1) == [[PacingCase("a", 2, 1.0)]]

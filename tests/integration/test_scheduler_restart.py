@@ -10,9 +10,16 @@ from typing import Any
 
 import pytest
 
-from analysis.load import read_log, replay
-from common.config import Config, EndpointsConfig, RunConfig, SchedulerConfig, config_environment
+from analysis.log.history import read_log, replay
+from common.config import (
+    Config,
+    EndpointsConfig,
+    RunConfig,
+    SchedulerConfig,
+    config_environment,
+)
 from common.eventlog import find_gaps
+from common.messaging.request_reply import RequestClient
 from common.protocol import (
     AgentJoined,
     CancelJob,
@@ -28,12 +35,11 @@ from common.protocol import (
     RunStarted,
     SubmitJob,
 )
-from common.transport import RequestClient
 from common.types import JobState
-from services.stack import free_endpoints
-from tests.services.scheduler_driver import make_node
-from workloads.tasks import applications
-from workloads.traces import JobFields, complete_spec
+from services.launcher.stack import free_endpoints
+from tests.fixtures.scheduler_driver import make_node
+from workloads.applications import applications
+from workloads.files.workload_file import JobFields, complete_spec
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 20

@@ -13,7 +13,7 @@ import pytest
 
 from common.protocol import GenerationRunning, GenerationStarted, ReplicaLost, ReplicaOrder
 from common.types import JobConfig
-from tests.integration.replica_fleet import (
+from tests.fixtures.replica_fleet import (
     EVERY_STEP,
     TIMEOUT_S,
     Fleet,

@@ -11,10 +11,13 @@ import msgspec
 import psutil
 import pytest
 
-from analysis.load import read_log
+from analysis.log.history import read_log
 from analysis.summarize import summarize
 from common.config import AgentConfig, Config, RunConfig, SchedulerConfig, TrainerConfig
 from common.lifecycle import StopFlag
+from common.messaging.publish_subscribe import OrdersSubscriber
+from common.messaging.reactor import Reactor
+from common.messaging.request_reply import RequestClient
 from common.protocol import (
     CancelJob,
     Done,
@@ -25,15 +28,14 @@ from common.protocol import (
     RoundDecided,
     SubmitJob,
 )
-from common.transport import OrdersSubscriber, Reactor, RequestClient
 from common.types import JobState
+from services.launcher.stack import Stack
 from services.scheduler.policies import make_policy
 from services.scheduler.service import make_core
-from services.stack import Stack
-from tests.integration import tiny_app
-from tests.services.scheduler_rig import decided, replayed
-from workloads.tasks import applications
-from workloads.traces import JobFields, complete_spec
+from tests.fixtures import tiny_app
+from tests.fixtures.scheduler_rig import decided, replayed
+from workloads.applications import applications
+from workloads.files.workload_file import JobFields, complete_spec
 
 WAIT_S = 40.0
 POLICIES = ("fixed", "dynamic", "throughput", "pollux")

@@ -2,9 +2,9 @@
 
 import torch
 
-from workloads.tasks.interface import Task
+from workloads.applications.interface import Task
 from workloads.trainer.elastic import Group
-from workloads.trainer.pacing import Pacer
+from workloads.trainer.pacer import Pacer
 
 
 def evaluate(task: Task, at_once: int, group: Group, pacer: Pacer) -> float:

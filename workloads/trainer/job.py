@@ -6,17 +6,23 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from common.protocol import CheckpointFellBack, CheckpointSaved, Evaluated, ReplicaMessage, ReplicaStart
-from workloads.tasks import applications, build_task
+from common.protocol import (
+    CheckpointFellBack,
+    CheckpointSaved,
+    Evaluated,
+    ReplicaMessage,
+    ReplicaStart,
+)
+from workloads.applications import applications, build_task
 from workloads.trainer import checkpoint
 from workloads.trainer.elastic import Group
 from workloads.trainer.evaluation import evaluate
-from workloads.trainer.pacing import Pacer
+from workloads.trainer.pacer import Pacer
 from workloads.trainer.reports import Reporter, StepWatch
-from workloads.trainer.state import JobError, TrainingState
+from workloads.trainer.training_state import JobError, TrainingState
 
 
-class Job:
+class TrainingJob:
     """Building it runs the application's own code: any exception of that is the job's."""
 
     def __init__(self, start: ReplicaStart, pacer: Pacer, send: Callable[[ReplicaMessage], None]) -> None:

@@ -2,11 +2,11 @@
 
 from common.protocol import ReplicaOrder
 from workloads.trainer.elastic import Course, Group
-from workloads.trainer.gradients import StepSums
-from workloads.trainer.job import Job
+from workloads.trainer.gradient_statistics.flat_gradients import StepSums
+from workloads.trainer.job import TrainingJob
 from workloads.trainer.ledger import limbs
 from workloads.trainer.reports import StepWatch
-from workloads.trainer.state import TrainingState
+from workloads.trainer.training_state import TrainingState
 
 
 def step_alone(state: TrainingState, total: int, passes: int = 1) -> None:
@@ -25,7 +25,7 @@ def rehearse(state: TrainingState) -> None:
     state.load_bytes(before)
 
 
-def train(job: Job, group: Group, order: ReplicaOrder, course: Course) -> ReplicaOrder | None:
+def train(job: TrainingJob, group: Group, order: ReplicaOrder, course: Course) -> ReplicaOrder | None:
     """Train by `order` until every rank is ready for a newer one, which is returned; None when the target
     is met. All ranks return after the same step. Raises GroupBroken, and then the state is that of the last
     completed step; JobError when the job has failed."""

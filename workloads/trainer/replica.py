@@ -40,10 +40,10 @@ from workloads.trainer.elastic import (
     Superseded,
     check_newest,
 )
-from workloads.trainer.job import Job
+from workloads.trainer.job import TrainingJob
 from workloads.trainer.loop import rehearse, train
-from workloads.trainer.pacing import Pacer
-from workloads.trainer.state import JobError
+from workloads.trainer.pacer import Pacer
+from workloads.trainer.training_state import JobError
 
 LOCK_POLL_S = 0.01
 
@@ -81,17 +81,17 @@ class Replica:
             self._config.collective_timeout_s,
             self._config.newcomers_timeout_s,
         )
-        self._job: Job | None = None
+        self._job: TrainingJob | None = None
         self._former_replicas = 0
         """Of the last group in which this process has trained."""
 
     @property
-    def job(self) -> Job:
+    def job(self) -> TrainingJob:
         assert self._job is not None
         return self._job
 
     def run(self) -> None:
-        self._job = Job(self._start, self._pacer, self._mailbox.send)
+        self._job = TrainingJob(self._start, self._pacer, self._mailbox.send)
         rehearse(self._job.state)
         self._pacer.pause()
         order = self._next_order(None)

@@ -22,7 +22,7 @@ from common.protocol import (
     TrainingSample,
 )
 from workloads.trainer.checkpoint import note_progress
-from workloads.trainer.state import TrainingState
+from workloads.trainer.training_state import TrainingState
 
 Clock = Callable[[], float]
 

@@ -7,26 +7,32 @@ from pathlib import Path
 import torch
 
 from common.codec import encode
-from common.protocol import METRIC_TOLERANCE, VerificationDone, Verified, VerifyOrder, VerifyStart
-from workloads.tasks import applications, build_task
+from common.protocol import (
+    METRIC_TOLERANCE,
+    VerificationDone,
+    Verified,
+    VerifyOrder,
+    VerifyStart,
+)
+from workloads.applications import applications, build_task
 from workloads.trainer.checkpoint import CheckpointError, read
 from workloads.trainer.elastic import Group
 from workloads.trainer.evaluation import evaluate
-from workloads.trainer.pacing import Pacer
-from workloads.trainer.state import TrainingState, meets
+from workloads.trainer.pacer import Pacer
+from workloads.trainer.training_state import TrainingState, meets
 
 PROGRESS_TOLERANCE = 1e-6
 """Relative."""
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verification:
     metric: float
     epochs: int
     findings: tuple[str, ...]
 
 
-def verify(order: VerifyOrder, pacer: Pacer, application_modules: tuple[str, ...] = ()) -> Verdict:
+def verify(order: VerifyOrder, pacer: Pacer, application_modules: tuple[str, ...] = ()) -> Verification:
     """Build the task anew from its seed, load the checkpoint, evaluate it on all held-out data, and go
     through the ledger: every example exactly once in every finished epoch, and in the present one those up to
     the cursor."""
@@ -38,7 +44,7 @@ def verify(order: VerifyOrder, pacer: Pacer, application_modules: tuple[str, ...
     try:
         state.load_bytes(read(Path(order.checkpoint)))
     except CheckpointError as error:
-        return Verdict(order.metric, 0, (f"checkpoint {order.checkpoint} {error}",))
+        return Verification(order.metric, 0, (f"checkpoint {order.checkpoint} {error}",))
     metric = evaluate(task, spec.max_atomic_batch, Group(0, 1, None), pacer)
     findings = []
     if not abs(metric - order.metric) <= METRIC_TOLERANCE:
@@ -52,7 +58,7 @@ def verify(order: VerifyOrder, pacer: Pacer, application_modules: tuple[str, ...
     seen = sampler.epoch * sampler.examples + sampler.cursor
     if state.examples != seen:
         findings.append(f"{state.examples} examples were counted, {seen} lie before the sampler's position")
-    return Verdict(metric, sampler.epoch, tuple(findings))
+    return Verification(metric, sampler.epoch, tuple(findings))
 
 
 def run_verifier(connection: Connection, start: VerifyStart) -> None:

@@ -68,18 +68,18 @@ def make_policy(text: str) -> Policy:
     except Exception as error:
         problem = str(error) if own else f"{where} cannot be used: {error!r}"
         raise UnknownPolicy(f"policy {text!r}: {problem}") from error
-    if not callable(getattr(policy, "decide", None)):
-        raise UnknownPolicy(f"policy {name!r}: {where} gives no object with a method `decide`")
-    if not isinstance(getattr(policy, "name", None), str):
-        wrong = f"an attribute `name` {policy.name!r}" if hasattr(policy, "name") else "no attribute `name`"
-        raise UnknownPolicy(f"policy {name!r}: {where} has {wrong}; needed: a string")
+    if not isinstance(policy, Policy):
+        needed = f"a subclass of {Policy.__module__}.Policy"
+        raise UnknownPolicy(f"policy {name!r}: {where} gives a {type(policy).__name__}; needed: {needed}")
+    if not isinstance(vars(policy).get("name", getattr(type(policy), "name", None)), str):
+        raise UnknownPolicy(f"policy {name!r}: {where} has no `name` that is a string")
     return policy
 
 
 def make_live_policy(text: str) -> Policy:
     """A policy for real jobs. Raises UnknownPolicy, also for one that only a simulator can serve."""
     policy = make_policy(text)
-    if getattr(policy, "needs_oracle", False):
+    if policy.needs_oracle:
         raise UnknownPolicy(
             f"policy {text!r}: goes by the true step times and remaining work of all jobs, which only a "
             "simulator knows; it runs in `coadapt simulate`"

@@ -30,17 +30,17 @@ def make_pollux(
     )
     if adapt_replicas:
         return search
-    if not search.statistical:
+    if not search.adapts_batch:
         raise ValueError("adapt_replicas false: needs adapt_batch and by_goodput; without them it is `fixed`")
     return BatchOnlyPolicy()
 
 
-class BatchOnlyPolicy:
+class BatchOnlyPolicy(Policy):
     """First come, first served at the requested replicas as `fixed`, and the batch that `pollux` would
     choose for these replicas: M0 until the step times are known, then by goodput."""
 
     name = "pollux-batch-only"
-    statistical = True
+    adapts_batch = True
 
     def decide(self, view: ClusterView, memory: Any, seed: int) -> Decision:
         numbers = number_nodes(view.nodes)
@@ -50,7 +50,14 @@ class BatchOnlyPolicy:
         for job in view.jobs:
             job_id = job.spec.id
             if row := to_row(allocations[job_id], numbers):
-                model = JobModel(job, row, slots, fair=job.spec.replicas, scale=1.0)
+                model = JobModel(
+                    job,
+                    row,
+                    slots,
+                    fair=job.spec.replicas,
+                    scale=1.0,
+                    accumulates_alone=view.accumulates_alone,
+                )
                 configs[job_id] = model.config(row)
                 reasons[job_id] = self._reason(model, allocations[job_id], configs[job_id], row)
         return Decision(allocations=allocations, configs=configs, reasons=reasons)

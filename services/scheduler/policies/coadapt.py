@@ -50,7 +50,7 @@ from msgspec import structs
 
 from common.goodput.model import BatchBounds, FloatArray, IntArray, best_batch
 from common.types import GradientStatistics, ThroughputParameters
-from services.scheduler.policies.interface import ClusterView, Decision, JobView
+from services.scheduler.policies.interface import ClusterView, Decision, JobView, Policy
 from services.scheduler.policies.pollux import GoodputPolicy, JobModel
 
 DELTA = -0.05
@@ -69,12 +69,11 @@ RESTART_HORIZON_S = 240.0
 """Nobody knows how long a placement will last, so a restart has to pay within so long."""
 
 
-class CoadaptPolicy:
+class CoadaptPolicy(Policy):
     """`delta` trades mean completion time against makespan."""
 
     name = "coadapt"
-    statistical = True
-    """Batches are chosen by goodput, as `pollux` does."""
+    adapts_batch = True
 
     def __init__(self, delta: float = DELTA) -> None:
         """Raises ValueError for a `delta` beyond what the exponent, 0 to 1, could be moved by."""

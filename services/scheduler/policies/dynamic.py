@@ -7,13 +7,13 @@ comes out the same, and a job that keeps its count keeps its placement: nothing 
 from typing import Any
 
 from common.types import Allocation, JobConfig, JobSpec, batch_config, can_share, replicas_of
-from services.scheduler.policies.interface import ClusterView, Decision
+from services.scheduler.policies.interface import ClusterView, Decision, Policy
 from services.scheduler.policies.placement import Board, describe, number_nodes, to_allocation, to_row
 
 
-class DynamicPolicy:
+class DynamicPolicy(Policy):
     name = "dynamic"
-    uses_profiles = False
+    needs_profiles = False
 
     def decide(self, view: ClusterView, memory: Any, seed: int) -> Decision:
         slots = sum(node.slots for node in view.nodes)

@@ -7,13 +7,13 @@ Strictly in order of submission: a job that does not fit makes all later ones wa
 from typing import Any
 
 from common.types import Allocation, JobConfig, batch_config, replicas_of
-from services.scheduler.policies.interface import ClusterView, Decision
+from services.scheduler.policies.interface import ClusterView, Decision, Policy
 from services.scheduler.policies.placement import Board, describe, number_nodes, to_allocation, to_row
 
 
-class FixedPolicy:
+class FixedPolicy(Policy):
     name = "fixed"
-    uses_profiles = False
+    needs_profiles = False
 
     def decide(self, view: ClusterView, memory: Any, seed: int) -> Decision:
         allocations, reasons = first_come(view)

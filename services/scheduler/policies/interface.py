@@ -1,5 +1,6 @@
 """What a policy sees and what it answers. A policy is pure: no clock, no global random state, no I/O."""
 
+from abc import ABC, abstractmethod
 from typing import Any, Protocol
 
 from common.types import Allocation, JobConfig, JobProfile, JobSpec, JobState, Node, Struct
@@ -45,6 +46,9 @@ class ClusterView(Struct, frozen=True):
     """What a resize costs a job that has not shown it."""
     oracle: Oracle | None = None
     """There in simulation only."""
+    accumulates_alone: bool = False
+    """Whether one replica above M0 has to accumulate: trainers that estimate gradient noise only from several
+    passes of one step cannot train otherwise. Ours estimate it from successive steps."""
 
 
 class Decision(Struct, frozen=True):
@@ -61,13 +65,16 @@ class Decision(Struct, frozen=True):
     bound: float | None = None
 
 
-class Policy(Protocol):
-    """`seed` differs from round to round and is the only source of randomness.
-
-    A policy that cannot do without `ClusterView.oracle` has an attribute `needs_oracle`, true: it runs in
-    simulation only. One that never looks at a job's profile may say so, `uses_profiles`, false: a simulator
-    then need not fit any models for it."""
+class Policy(ABC):
+    """Base of every policy. `seed` differs from round to round and is the only source of randomness."""
 
     name: str
+    needs_profiles: bool = True
+    """Whether it looks at jobs' profiles. Where not, a simulator need not fit any models for it."""
+    needs_oracle: bool = False
+    """Whether it cannot do without `ClusterView.oracle`: it then runs in simulation only."""
+    adapts_batch: bool = False
+    """Whether it chooses batch sizes by goodput. Where not, jobs train with the batch that they asked for."""
 
+    @abstractmethod
     def decide(self, view: ClusterView, memory: Any, seed: int) -> Decision: ...

@@ -11,13 +11,13 @@ from typing import Any
 
 from common.types import Allocation, JobConfig, batch_config, can_share
 from services.scheduler.policies.dynamic import usable_replicas
-from services.scheduler.policies.interface import ClusterView, Decision, JobView, Oracle
+from services.scheduler.policies.interface import ClusterView, Decision, JobView, Oracle, Policy
 from services.scheduler.policies.placement import describe, keep_or_take_freest
 
 
-class OptimusPolicy:
+class OptimusPolicy(Policy):
     name = "optimus"
-    uses_profiles = False
+    needs_profiles = False
     needs_oracle = True
 
     def decide(self, view: ClusterView, memory: Any, seed: int) -> Decision:

@@ -104,7 +104,7 @@ class Board:
                 return False
         return True
 
-    def without(self, rows: Iterable[Row]) -> "Without":
+    def without(self, rows: Iterable[Row]) -> "BoardView":
         """What would be free had these rows been given back, quicker to find than to give them back."""
         free: dict[int, int] = {}
         guests: dict[int, int] = {}
@@ -122,7 +122,7 @@ class Board:
                 spread_free += slots - self.free[node]
             elif guests.get(node) == 0:
                 spread_free += slots
-        return Without(self, largest, spread_free, free, guests)
+        return BoardView(self, largest, spread_free, free, guests)
 
     def take(self, row: Row) -> None:
         for node, replicas in row:
@@ -208,7 +208,7 @@ class Board:
 
 
 @dataclass(slots=True)
-class Without:
+class BoardView:
     """A board from which rows were given back. `free` and `guests` are of the nodes that this has changed."""
 
     board: Board

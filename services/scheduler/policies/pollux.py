@@ -32,7 +32,7 @@ from common.types import (
     batch_config,
     replicas_of,
 )
-from services.scheduler.policies.interface import ClusterView, Decision, JobView
+from services.scheduler.policies.interface import ClusterView, Decision, JobView, Policy
 from services.scheduler.policies.placement import Row, describe, number_nodes, row_size, to_allocation, to_row
 from services.scheduler.policies.search import Options, solve
 
@@ -50,7 +50,7 @@ NO_GAIN = GradientStatistics(sqr=1.0, var=0.0)
 """What is assumed in the place of statistics that are not trusted: a larger batch gains nothing."""
 
 
-class GoodputPolicy:
+class GoodputPolicy(Policy):
     """`power` is p of the objective (0: the geometric mean). With `avoid_interference`, at most one job
     that spans several nodes uses a node. Without `by_goodput`, efficiency is taken for 1 everywhere. Without
     `adapt_batch` every job trains with the total batch that it asked for, whatever its replicas.
@@ -77,8 +77,7 @@ class GoodputPolicy:
         self.adapt_batch = adapt_batch
 
     @property
-    def statistical(self) -> bool:
-        """Whether batches are chosen by goodput."""
+    def adapts_batch(self) -> bool:  # type: ignore[override]
         return self.by_goodput and self.adapt_batch
 
     def weights(self, jobs: Sequence["JobModel"], view: ClusterView) -> FloatArray:
@@ -104,6 +103,7 @@ class GoodputPolicy:
                 one_node,
                 by_goodput=self.by_goodput,
                 adapt_batch=self.adapt_batch,
+                accumulates_alone=view.accumulates_alone,
             )
             for job in view.jobs
         ]
@@ -201,12 +201,14 @@ class JobModel:
         *,
         by_goodput: bool = True,
         adapt_batch: bool = True,
+        accumulates_alone: bool = False,
     ) -> None:
         """`fair` replicas are a fair share; `scale` is what its speedup of 1 counts. Without `by_goodput`
         efficiency is taken for 1, and without `adapt_batch` the requested batch is the only one."""
         self.view = job
         self.by_goodput = by_goodput
         self.adapt_batch = adapt_batch
+        self.accumulates_alone = accumulates_alone
         held = row_size(present)
         if held > slots:
             present, held = (), 0
@@ -286,7 +288,7 @@ class JobModel:
 
     def _trusted_bounds(self) -> tuple[BatchBounds, GradientStatistics | None]:
         """Bounds of the batch, and the statistics to choose it by."""
-        job, bounds = self.view, BatchBounds.of(self.view.spec)
+        job, bounds = self.view, BatchBounds.of(self.view.spec, self.accumulates_alone)
         statistics = job.profile.statistics if job.profile else None
         trusted = statistics if statistics and statistics.trusted else NO_GAIN
         if not self.adapt_batch:

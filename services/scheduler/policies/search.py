@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common.goodput.model import FloatArray, IntArray
-from services.scheduler.policies.placement import Board, Row, Without, row_size
+from services.scheduler.policies.placement import Board, BoardView, Row, row_size
 
 MIN_TRIALS, TRIALS_A_JOB = 1500, 3
 """Groups of jobs that the improvement takes out at most; a figure of work, not of time, keeps it
@@ -309,7 +309,7 @@ class _Search:
             self.put(j, row, value)
         return best is not former
 
-    def at_most(self, j: int, most: int, board: Board | Without) -> float:
+    def at_most(self, j: int, most: int, board: Board | BoardView) -> float:
         """What `insert` would make of job j on this board."""
         alone = self.best_together[j][min(board.largest_free, most)]
         apart = self.best_spread[j][min(board.spread_free, most)]

@@ -21,7 +21,7 @@ from common.types import (
     batch_config,
     replicas_of,
 )
-from services.scheduler.policies.interface import ClusterView, Decision, JobView
+from services.scheduler.policies.interface import ClusterView, Decision, JobView, Policy
 from services.scheduler.policies.placement import (
     Board,
     Row,
@@ -36,7 +36,7 @@ NO_GAIN = GradientStatistics(sqr=1.0, var=0.0)
 """What is assumed of statistics that are not trusted: a step is worth one step, whatever its batch."""
 
 
-class SrtfPolicy:
+class SrtfPolicy(Policy):
     name = "srtf"
 
     def decide(self, view: ClusterView, memory: Any, seed: int) -> Decision:

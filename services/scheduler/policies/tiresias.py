@@ -14,7 +14,7 @@ import math
 from typing import Any
 
 from common.types import Allocation, JobConfig, batch_config
-from services.scheduler.policies.interface import ClusterView, Decision, JobView
+from services.scheduler.policies.interface import ClusterView, Decision, JobView, Policy
 from services.scheduler.policies.placement import describe, keep_or_take_freest
 
 PUBLISHED_THRESHOLD_SLOT_S = 57_600.0
@@ -22,9 +22,9 @@ FORGET_S = 3600.0
 """A job that is saving on its way out is not in the view; its place in the second queue waits for it."""
 
 
-class TiresiasPolicy:
+class TiresiasPolicy(Policy):
     name = "tiresias"
-    uses_profiles = False
+    needs_profiles = False
 
     def __init__(self, threshold_slot_s: float = PUBLISHED_THRESHOLD_SLOT_S) -> None:
         """Raises ValueError for a threshold that is not a number of slot-seconds."""

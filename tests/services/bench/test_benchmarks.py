@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from services.bench import overhead, resize
-from services.cli import main
-from tests.leftovers import nothing_left, processes
+from services.cli.main import main
+from tests.fixtures.leftovers import nothing_left, processes
 
 ROOT = Path(__file__).parents[3]
 WAIT_S = 150.0
@@ -110,7 +110,7 @@ def test_a_benchmark_interrupted_at_a_terminal_ends_with_130_and_leaves_nothing(
 ) -> None:
     """While torch is being imported for its replicas."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "services.cli", "bench", name],
+        [sys.executable, "-m", "services.cli.main", "bench", name],
         cwd=ROOT,
         env=environment,
         stdout=subprocess.PIPE,

@@ -6,21 +6,21 @@ from typing import Any
 import pytest
 
 from services.bench.scaling import measure, plan, summarize, text
-from services.cli import main
-from workloads.tasks import applications
-from workloads.trainer.alone import Case, Outcome, train
-from workloads.trainer.state import MAX_BAD_STEPS
+from services.cli.main import main
+from workloads.applications import applications
+from workloads.trainer.standalone.train_alone import TrainingCase, TrainingOutcome, train
+from workloads.trainer.training_state import MAX_BAD_STEPS
 
-TINY = ("tests.integration.tiny_app",)
-
-
-def case(**changes: Any) -> Case:
-    return Case("digits-cnn", 0, 1, "adascale", 48_000)._replace(**changes)
+TINY = ("tests.fixtures.tiny_app",)
 
 
-def outcome(progress: float, ended: str = "target", **changes: Any) -> Outcome:
+def case(**changes: Any) -> TrainingCase:
+    return TrainingCase("digits-cnn", 0, 1, "adascale", 48_000)._replace(**changes)
+
+
+def outcome(progress: float, ended: str = "target", **changes: Any) -> TrainingOutcome:
     given = case(**changes)
-    return Outcome(given, ended, progress, round(progress * 16 * given.multiple / 2), 10, 0.9, 1.0)
+    return TrainingOutcome(given, ended, progress, round(progress * 16 * given.multiple / 2), 10, 0.9, 1.0)
 
 
 AT_M0 = [outcome(400.0), outcome(380.0, seed=1), outcome(460.0, seed=2)]
@@ -79,7 +79,7 @@ def test_the_initial_batch_size_is_trained_once_for_all_rules() -> None:
 
 
 def test_a_run_ends_at_its_target_or_when_its_examples_are_spent() -> None:
-    tiny = Case("tiny", 0, 2, "adascale", 4800, target=1.0, modules=TINY)
+    tiny = TrainingCase("tiny", 0, 2, "adascale", 4800, target=1.0, modules=TINY)
     reached = train(tiny)
     assert (reached.ended, reached.metric <= 1.0) == ("target", True)
     assert reached.examples < 4800
@@ -91,7 +91,7 @@ def test_a_run_ends_at_its_target_or_when_its_examples_are_spent() -> None:
 
 @pytest.mark.parametrize(("rule", "worth"), [("linear", 5.0), ("none", 1.0)])
 def test_rules_count_steps_as_they_assume(rule: str, worth: float) -> None:
-    run = train(Case("tiny", 0, 5, rule, 2 * 250, target=0.0, modules=TINY))
+    run = train(TrainingCase("tiny", 0, 5, rule, 2 * 250, target=0.0, modules=TINY))
     # Of 250 examples an epoch has two steps of 120, and one of 10 that is smaller than M0.
     assert (run.steps, run.progress) == (6, 4 * worth + 2)
 
@@ -101,13 +101,13 @@ def test_a_run_whose_gradient_stays_not_finite_has_diverged(
 ) -> None:
     (tmp_path / "diverging_app.py").write_text(
         "import msgspec\n"
-        "from tests.integration import tiny_app\n"
+        "from tests.fixtures import tiny_app\n"
         "SPEC = msgspec.structs.replace(tiny_app.SPEC, name='diverging')\n"
         "def build(seed, settings):\n"
         "    return tiny_app.build(seed, {'nan_at': 5.0})\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
-    run = train(Case("diverging", 0, 1, "adascale", 10_000, target=0.0, modules=("diverging_app",)))
+    run = train(TrainingCase("diverging", 0, 1, "adascale", 10_000, target=0.0, modules=("diverging_app",)))
     assert (run.ended, run.steps) == ("diverged", 4 + MAX_BAD_STEPS)
 
 

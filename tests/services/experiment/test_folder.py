@@ -12,6 +12,7 @@ import pytest
 
 from common.config import Config
 from common.lifecycle import UserError
+from services.bench.quiet_machine import LoadBounds
 from services.experiment.folder import (
     CODE,
     LOST,
@@ -22,12 +23,11 @@ from services.experiment.folder import (
     code_digest,
     write_json,
 )
-from services.experiment.guard import Bounds
-from services.experiment.plan import ISOLATED, Definition, Run, planned
+from services.experiment.plan import ISOLATED, Definition, PlannedRun, planned
 
 DEFINITION = Definition(policies=("fixed", "pollux"), sets=("tail",), seeds=(1, 11), name="some")
 FIRST, SECOND, *_ = RUNS = planned(DEFINITION)
-ALONE = Run(set="isolated-matfac-2", policy="pollux", seed=1, alone=True)
+ALONE = PlannedRun(set="isolated-matfac-2", policy="pollux", seed=1, alone=True)
 
 
 @pytest.fixture
@@ -37,13 +37,13 @@ def folder(tmp_path: Path) -> Folder:
     return folder
 
 
-def half(folder: Folder, run: Run) -> Path:
+def half(folder: Folder, run: PlannedRun) -> Path:
     folder.of(run).mkdir(parents=True)
     (folder.of(run) / "events.jsonl").write_text("")
     return folder.of(run)
 
 
-def whole(folder: Folder, run: Run, reason: str = "") -> RunRecord:
+def whole(folder: Folder, run: PlannedRun, reason: str = "") -> RunRecord:
     half(folder, run)
     record = folder.record(run, folder.attempt(run), wall_s=9.0, reason=reason)
     write_json(folder.of(run) / RUN_FILE, record)
@@ -103,7 +103,7 @@ def test_attempts_are_numbered_after_those_that_were_lost_of_this_run_alone(fold
     assert folder.attempt(FIRST) == 1
     for _ in range(2):
         folder.lose(FIRST, whole(folder, FIRST, "noisy"))
-    eleventh = Run(set="tail", policy="fixed", seed=11)
+    eleventh = PlannedRun(set="tail", policy="fixed", seed=11)
     folder.lose(eleventh, whole(folder, eleventh, "noisy"))
     assert folder.attempt(FIRST) == 3
     assert folder.attempt(eleventh) == 2
@@ -152,7 +152,7 @@ def test_what_is_known_of_the_experiment_is_written_once_and_other_conditions_ar
     assert written["definition"]["policies"] == ["fixed", "pollux"]
     assert written["machine"]["cores"] >= 1
     assert set(written["versions"]) == {"coadapt", "python", "torch"}
-    bounds = Bounds(watch_s=9.0, busy_before=0.2, wait_s=1.0)
+    bounds = LoadBounds(watch_s=9.0, busy_before=0.2, wait_s=1.0)
     more = msgspec.structs.replace(DEFINITION, seeds=(1, 11, 12), attempts=5, run_s=9.0, guard=bounds)
     Folder(folder.path, more).settle(Config())
     again = json.loads((folder.path / "experiment.json").read_text())
@@ -171,11 +171,11 @@ def test_what_is_known_of_the_experiment_is_written_once_and_other_conditions_ar
 @pytest.mark.parametrize(
     ("bounds", "told"),
     [
-        (Bounds(foreign_cpu=0.1), "guard.foreign_cpu was 0.05, is 0.1"),
-        (Bounds(steal=0.5), "guard.steal was 0.02, is 0.5"),
+        (LoadBounds(foreign_cpu=0.1), "guard.foreign_cpu was 0.05, is 0.1"),
+        (LoadBounds(steal=0.5), "guard.steal was 0.02, is 0.5"),
     ],
 )
-def test_runs_are_kept_by_the_same_bounds(folder: Folder, bounds: Bounds, told: str) -> None:
+def test_runs_are_kept_by_the_same_bounds(folder: Folder, bounds: LoadBounds, told: str) -> None:
     folder.settle(Config())
     with pytest.raises(UserError, match=f"other conditions: {told}; move"):
         Folder(folder.path, msgspec.structs.replace(DEFINITION, guard=bounds)).settle(Config())
@@ -230,7 +230,7 @@ def test_a_set_that_has_changed_since_a_run_is_refused(folder: Folder) -> None:
 
 @pytest.mark.parametrize("run", [FIRST, ALONE], ids=lambda run: run.name)
 def test_processes_that_write_here_are_found_and_ended_and_no_others(
-    folder: Folder, tmp_path: Path, run: Run
+    folder: Folder, tmp_path: Path, run: PlannedRun
 ) -> None:
     sleep = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]
     pipe = subprocess.PIPE

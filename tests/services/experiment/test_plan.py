@@ -8,7 +8,7 @@ from common.config import Config
 from common.lifecycle import UserError
 from services.experiment.plan import (
     Definition,
-    Run,
+    PlannedRun,
     configured,
     expected_s,
     isolated,
@@ -20,10 +20,10 @@ from services.experiment.plan import (
     with_seeds,
     workloads_of,
 )
-from tests.profiles import write_profiles
-from workloads.generate import RECIPES
-from workloads.tasks import applications
-from workloads.traces import Workload, read_workload
+from tests.fixtures.profiles import write_profiles
+from workloads.applications import applications
+from workloads.files.generate import RECIPES
+from workloads.files.workload_file import Workload, read_workload
 
 ROOT = Path(__file__).parents[3]
 POLICIES = ("fixed", "dynamic", "pollux")
@@ -83,7 +83,7 @@ def test_more_seeds_leave_the_order_of_those_before_as_it_was() -> None:
 
 def test_the_plan_can_be_restricted_and_what_is_not_in_it_is_named() -> None:
     runs = only(planned(DEFINITION), ["pollux"], ["tail"])
-    assert runs == [Run(set="tail", policy="pollux", seed=seed) for seed in (1, 2)]
+    assert runs == [PlannedRun(set="tail", policy="pollux", seed=seed) for seed in (1, 2)]
     with pytest.raises(UserError, match=r"--policy 'sia': allowed: fixed, dynamic, pollux"):
         only(planned(DEFINITION), ["sia"], [])
     with pytest.raises(UserError, match="--set 'demo': allowed: steady, burst, tail, diurnal"):
@@ -91,7 +91,7 @@ def test_the_plan_can_be_restricted_and_what_is_not_in_it_is_named() -> None:
 
 
 def test_a_policy_with_numbers_has_a_folder_of_its_own() -> None:
-    run = Run(set="tail", policy="pollux:power=0,adapt_batch=false", seed=1)
+    run = PlannedRun(set="tail", policy="pollux:power=0,adapt_batch=false", seed=1)
     assert run.name == "tail-pollux-power-0-adapt_batch-false-1"
 
 
@@ -228,8 +228,8 @@ def test_a_whole_file_says_what_a_job_has_of_its_own(tmp_path: Path) -> None:
 
 
 def test_the_time_left_goes_by_runs_of_the_same_set_then_by_any_then_by_the_definition() -> None:
-    tail, burst = (Run(set=name, policy="fixed", seed=1) for name in ("tail", "burst"))
+    tail, burst = (PlannedRun(set=name, policy="fixed", seed=1) for name in ("tail", "burst"))
     assert expected_s([tail, burst], {}, 100.0) == 200.0
     assert expected_s([tail], {burst: 40.0}, 100.0) == 40.0
-    done = {burst: 40.0, Run(set="tail", policy="pollux", seed=1): 20.0}
+    done = {burst: 40.0, PlannedRun(set="tail", policy="pollux", seed=1): 20.0}
     assert expected_s([tail, tail], done, 100.0) == 40.0

@@ -10,25 +10,25 @@ from common.config import Config
 from common.lifecycle import UserError
 from services.experiment import runner
 from services.experiment.folder import RUN_FILE, Folder, code_digest
-from services.experiment.plan import ISOLATED_POLICY, Definition, Run, planned
-from services.experiment.runner import Task, perform
+from services.experiment.plan import ISOLATED_POLICY, Definition, PlannedRun, planned
+from services.experiment.runner import RunTask, perform
 
 DEFINITION = Definition(policies=("fixed",), sets=("tail",), seeds=(1,), name="some")
 (PLANNED,) = planned(DEFINITION)
-ALONE = Run(set="isolated-matfac-2", policy=ISOLATED_POLICY, seed=1, alone=True)
+ALONE = PlannedRun(set="isolated-matfac-2", policy=ISOLATED_POLICY, seed=1, alone=True)
 
 
-def task(place: Path, monkeypatch: pytest.MonkeyPatch, run: Run, code: str) -> Task:
+def task(place: Path, monkeypatch: pytest.MonkeyPatch, run: PlannedRun, code: str) -> RunTask:
     """One whose run is made at once, and is clean."""
 
-    def attempt(task: Task, check: object) -> tuple[dict[str, object], float]:
+    def attempt(task: RunTask, check: object) -> tuple[dict[str, object], float]:
         config = runner._configured(task)
         config.run_dir(config.run.run_id).mkdir(parents=True)
         return {"verified": True, "audit_clean": True}, 7.0
 
     monkeypatch.setattr(runner, "_attempt", attempt)
     monkeypatch.setattr(runner, "wait_until_quiet", lambda *_: "")
-    return Task(
+    return RunTask(
         run=run,
         workload="",
         folder=str(place),
@@ -41,7 +41,7 @@ def task(place: Path, monkeypatch: pytest.MonkeyPatch, run: Run, code: str) -> T
 
 @pytest.mark.parametrize("run", [PLANNED, ALONE], ids=lambda run: run.name)
 def test_a_run_is_recorded_where_its_log_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: Run
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: PlannedRun
 ) -> None:
     outcome = perform(task(tmp_path, monkeypatch, run, code_digest()))
     assert (outcome.mean_jct_s, outcome.record.clean) == (7.0, True)

@@ -6,8 +6,8 @@ import pytest
 
 from services.scheduler.policies import make_live_policy, policy_names
 from services.simulator.cases import simulate
-from tests.services.policy_views import job, view
-from tests.services.simulator.test_synthetic import case
+from tests.fixtures.policy_views import job, view
+from tests.services.simulator.worlds.test_synthetic import case
 from tests.test_readme import block
 
 EXAMPLE = block("python", "class SmallestFirst")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from services.simulator.parallel import WorkerLost, simulated
-from tests.services.simulator.test_synthetic import case
+from tests.services.simulator.worlds.test_synthetic import case
 
 CASES = [case("fixed", jobs=1, seed=seed) for seed in (1, 2, 3)]
 

@@ -10,10 +10,10 @@ import pytest
 
 from common.config import Config, RunConfig, SchedulerConfig
 from services.scheduler.policies import make_policy
-from services.simulator.cases import Case, make_world, simulate
+from services.simulator.cases import SimulationCase, make_world, simulate
 from services.simulator.twins import twin
-from tests.profiles import COSTS, write_profiles
-from tests.services.simulator.test_sensitivity import JOBS
+from tests.fixtures.profiles import COSTS, write_profiles
+from tests.services.simulator.test_sweeps import JOBS
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def experiment(tmp_path: Path) -> tuple[Path, Path]:
     profiles, place, jobs = write_profiles(tmp_path / "profiles"), tmp_path / "made", tmp_path / "two.toml"
     jobs.write_text(JOBS)
     for policy in ("fixed", "pollux"):
-        made = Case(
+        made = SimulationCase(
             label="two",
             workload=jobs,
             policy=policy,

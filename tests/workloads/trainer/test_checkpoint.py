@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from tests.integration import tiny_app
-from tests.integration.replica_fleet import TIMEOUT_S, context, tiny_spec
+from tests.fixtures import tiny_app
+from tests.fixtures.replica_fleet import TIMEOUT_S, context, tiny_spec
 from workloads.trainer import checkpoint
 from workloads.trainer.checkpoint import (
     UNFINISHED,
@@ -28,7 +28,7 @@ from workloads.trainer.checkpoint import (
     save,
     saved_in,
 )
-from workloads.trainer.state import TrainingState
+from workloads.trainer.training_state import TrainingState
 
 PAYLOAD = bytes(range(256)) * 40
 KILLS = 50

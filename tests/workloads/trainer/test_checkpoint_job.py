@@ -19,7 +19,7 @@ from common.protocol import (
     TargetReached,
     TrainingSample,
 )
-from tests.integration.replica_fleet import EVERY_STEP, Fleet, running_store, tiny_spec
+from tests.fixtures.replica_fleet import EVERY_STEP, Fleet, running_store, tiny_spec
 from workloads.trainer.checkpoint import saved_in
 
 pytestmark = pytest.mark.timeout(120)

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.trainer.gradients import StepSums
+from workloads.trainer.gradient_statistics.flat_gradients import StepSums
 from workloads.trainer.ledger import LIMBS, MARK_MASK, Fingerprints, Ledger, from_limbs, limbs, mix
 from workloads.trainer.sampler import Sampler
 

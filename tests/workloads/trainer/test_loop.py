@@ -12,16 +12,16 @@ from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
 
 from common.protocol import ReplicaOrder, ReplicaStart
 from common.types import JobConfig
-from tests.integration import tiny_app
-from tests.integration.replica_fleet import EVERY_STEP, tiny_spec
-from tests.workloads.trainer.test_state import ADAM, tiny_state
-from workloads.tasks.interface import Task
+from tests.fixtures import tiny_app
+from tests.fixtures.replica_fleet import EVERY_STEP, tiny_spec
+from tests.workloads.trainer.test_training_state import ADAM, tiny_state
+from workloads.applications.interface import Task
 from workloads.trainer.elastic import Group, Mailbox
-from workloads.trainer.job import Job
+from workloads.trainer.job import TrainingJob
 from workloads.trainer.loop import rehearse, step_alone
-from workloads.trainer.pacing import Pacer
+from workloads.trainer.pacer import Pacer
 from workloads.trainer.replica import Replica
-from workloads.trainer.state import TrainingState
+from workloads.trainer.training_state import TrainingState
 
 TIMEOUT_S = 20.0
 
@@ -76,7 +76,7 @@ def replica(folder: Path, rank: int) -> tuple[Replica, multiprocessing.connectio
         application_modules=(tiny_app.MODULE,),
     )
     made = Replica(start, Mailbox(ours, TIMEOUT_S))
-    made._job = Job(start, Pacer(1.0), made._mailbox.send)
+    made._job = TrainingJob(start, Pacer(1.0), made._mailbox.send)
     made.job.state_from = "survivor"
     while made.job.state.progress < made.job.state.next_evaluation:
         step_alone(made.job.state, 24)

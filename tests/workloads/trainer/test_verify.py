@@ -6,15 +6,15 @@ import msgspec
 import pytest
 
 from common.protocol import METRIC_TOLERANCE, VerifyOrder
-from tests.integration import tiny_app
-from tests.integration.replica_fleet import tiny_spec
-from tests.workloads.trainer.test_state import step
+from tests.fixtures import tiny_app
+from tests.fixtures.replica_fleet import tiny_spec
+from tests.workloads.trainer.test_training_state import step
 from workloads.trainer import checkpoint
 from workloads.trainer.elastic import Group
 from workloads.trainer.evaluation import evaluate
-from workloads.trainer.pacing import Pacer
-from workloads.trainer.state import TrainingState
-from workloads.trainer.verify import Verdict, verify
+from workloads.trainer.pacer import Pacer
+from workloads.trainer.training_state import TrainingState
+from workloads.trainer.verify import Verification, verify
 
 SPEC = tiny_spec(target=100.0)
 PACER = Pacer(1.0)
@@ -37,13 +37,13 @@ def claim(folder: Path, state: TrainingState) -> VerifyOrder:
     )
 
 
-def verdict_of(order: VerifyOrder) -> Verdict:
+def verdict_of(order: VerifyOrder) -> Verification:
     return verify(order, PACER, (tiny_app.MODULE,))
 
 
 def test_a_true_claim_has_no_findings(tmp_path: Path, trained: TrainingState) -> None:
     order = claim(tmp_path, trained)
-    assert verdict_of(order) == Verdict(order.metric, 1, ())
+    assert verdict_of(order) == Verification(order.metric, 1, ())
 
 
 @pytest.mark.parametrize("times", [1 - 1e-5, 1 + 1e-5])

@@ -1,0 +1,1 @@
+"""Messages between processes. Nothing outside this package imports `zmq`."""

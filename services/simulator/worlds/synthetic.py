@@ -1,0 +1,312 @@
+"""A world without files: jobs whose models are drawn from a seed, for clusters of any size.
+
+Four families, from jobs of minutes on one slot to those of days. A job's step times follow the throughput
+model of Pollux (section 3.2) exactly, with parameters around those of its family; its gradient noise grows
+geometrically over its training, as has been measured on real ones (McCandlish et al. 2018), so that larger
+batches become worth more. It completes after `EPOCHS` equal parts of its progress. What it declares as its
+budget is more than that, by a factor that nobody is told.
+
+A job's draw depends on the world's seed and on the job's name alone: the same job is the same in any
+workload.
+"""
+
+import math
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import numpy as np
+from msgspec import structs
+
+from common.goodput.fit import fit_throughput
+from common.goodput.model import accumulation_time, gain, last_pass_time, step_time
+from common.types import (
+    ApplicationSpec,
+    GradientStatistics,
+    JobSpec,
+    ProfilePoint,
+    Struct,
+    ThroughputParameters,
+    batch_config,
+)
+from services.simulator.worlds.fleet import Fleet, SimulatedJob
+from workloads.files.workload_file import Arrival, JobFields, Workload, complete_spec
+
+EPOCHS = 10
+RESTART_S = 30.0
+MAX_REPLICAS = 64
+REFIT_ERROR = 0.05
+"""A new configuration whose times the present model tells up to this (relative) needs no new fit."""
+SPREAD = 0.3
+"""Standard deviation of the logarithm of a job's times around its family's; its noise: twice that."""
+LEAST_OF_DECLARED = 0.7
+"""A job needs between this and all of the progress that it declares."""
+BUSY = 0.6
+"""A generated workload comes so fast that its jobs, each on one slot at M0, would use this much of the
+cluster."""
+
+
+class Family(Struct, frozen=True):
+    """`hours` bounds what a job needs on one slot at M0, `replicas` (powers of two) what its user asks for,
+    `noise` is the ratio of gradient variance to squared norm at M0 at the start and at the end."""
+
+    share: float
+    """Of the jobs of a generated workload."""
+    hours: tuple[float, float]
+    replicas: tuple[int, int]
+    noise: tuple[float, float]
+    initial_batch_size: int
+    max_batch_size: int
+    min_atomic_batch: int
+    max_atomic_batch: int
+    parameters: ThroughputParameters
+
+
+FAMILIES = {
+    "small": Family(
+        share=0.72,
+        hours=(0.1, 1.0),
+        replicas=(1, 4),
+        noise=(1.0, 20.0),
+        initial_batch_size=128,
+        max_batch_size=4096,
+        min_atomic_batch=32,
+        max_atomic_batch=1024,
+        parameters=ThroughputParameters(
+            alpha_c=0.02, beta_c=2e-4, alpha_n=0.05, beta_n=2e-3, alpha_r=0.01, beta_r=5e-4, gamma=1.6
+        ),
+    ),
+    "medium": Family(
+        share=0.20,
+        hours=(1.0, 8.0),
+        replicas=(1, 8),
+        noise=(0.5, 20.0),
+        initial_batch_size=32,
+        max_batch_size=1024,
+        min_atomic_batch=8,
+        max_atomic_batch=64,
+        parameters=ThroughputParameters(
+            alpha_c=0.05, beta_c=5e-3, alpha_n=0.15, beta_n=5e-3, alpha_r=0.03, beta_r=1e-3, gamma=2.0
+        ),
+    ),
+    "large": Family(
+        share=0.06,
+        hours=(8.0, 40.0),
+        replicas=(4, 16),
+        noise=(1.0, 40.0),
+        initial_batch_size=16,
+        max_batch_size=512,
+        min_atomic_batch=4,
+        max_atomic_batch=16,
+        parameters=ThroughputParameters(
+            alpha_c=0.08, beta_c=3e-2, alpha_n=0.25, beta_n=4e-3, alpha_r=0.05, beta_r=2e-3, gamma=2.5
+        ),
+    ),
+    "xlarge": Family(
+        share=0.02,
+        hours=(60.0, 250.0),
+        replicas=(8, 32),
+        noise=(2.0, 60.0),
+        initial_batch_size=256,
+        max_batch_size=12_800,
+        min_atomic_batch=32,
+        max_atomic_batch=256,
+        parameters=ThroughputParameters(
+            alpha_c=0.1, beta_c=3e-3, alpha_n=0.3, beta_n=5e-3, alpha_r=0.08, beta_r=2e-3, gamma=2.0
+        ),
+    ),
+}
+
+
+def _application(name: str, family: Family) -> ApplicationSpec:
+    """Its declared progress is that of the family's longest job."""
+    initial = family.initial_batch_size
+    steps = 3600.0 * family.hours[1] / float(step_time(family.parameters, 1, 1, initial, 0))
+    return ApplicationSpec(
+        name=name,
+        optimizer="sgd",
+        metric="epochs",
+        metric_mode="max",
+        target=EPOCHS,
+        target_min=EPOCHS,
+        target_max=EPOCHS,
+        initial_batch_size=initial,
+        max_batch_size=family.max_batch_size,
+        min_atomic_batch=family.min_atomic_batch,
+        max_atomic_batch=family.max_atomic_batch,
+        examples=int(steps * initial / EPOCHS),
+        max_progress=steps,
+        evaluate_every=steps / EPOCHS,
+    )
+
+
+APPLICATIONS = {name: _application(name, family) for name, family in FAMILIES.items()}
+
+
+class SyntheticModel(Struct, frozen=True):
+    """What is true of one job."""
+
+    parameters: ThroughputParameters
+    statistics: tuple[GradientStatistics, ...]
+    """In each of its epochs."""
+    progress: float
+    """What it needs in all."""
+    declared: float
+    hours: float
+    """On one slot at M0."""
+
+
+def draw_model(application: str, job_id: str, seed: int) -> SyntheticModel:
+    family = FAMILIES[application]
+    rng = np.random.default_rng([seed, zlib.crc32(job_id.encode())])
+    compute, network = np.exp(SPREAD * rng.standard_normal(2)).tolist()
+    noise_factor = math.exp(2 * SPREAD * rng.standard_normal())
+    low, high = family.hours
+    hours = low * (high / low) ** rng.random()
+    own = family.parameters
+    parameters = structs.replace(
+        own,
+        alpha_c=own.alpha_c * compute,
+        beta_c=own.beta_c * compute,
+        **{name: getattr(own, name) * network for name in ("alpha_n", "beta_n", "alpha_r", "beta_r")},
+    )
+    start, end = family.noise
+    growth = [(end / start) ** (epoch / (EPOCHS - 1)) for epoch in range(EPOCHS)]
+    progress = 3600.0 * hours / float(step_time(parameters, 1, 1, family.initial_batch_size, 0))
+    return SyntheticModel(
+        parameters=parameters,
+        statistics=tuple(GradientStatistics(sqr=1.0, var=start * noise_factor * g) for g in growth),
+        progress=progress,
+        declared=progress / (LEAST_OF_DECLARED + (1.0 - LEAST_OF_DECLARED) * rng.random()),
+        hours=hours,
+    )
+
+
+def generate(jobs: int, seed: int, slots: int) -> Workload:
+    """So many jobs of all families, coming at random at a mean rate that keeps `slots` slots busy."""
+    rng = np.random.default_rng([seed, jobs])
+    names = list(FAMILIES)
+    drawn = rng.choice(len(names), size=jobs, p=[family.share for family in FAMILIES.values()])
+    specs = []
+    hours = 0.0
+    for number, kind in enumerate(drawn.tolist()):
+        name = names[kind]
+        family = FAMILIES[name]
+        job_id = f"{name}-{number}"
+        hours += draw_model(name, job_id, seed).hours
+        fewest, most = (min(count, slots) for count in family.replicas)
+        replicas = fewest * 2 ** int(rng.integers(0, int(math.log2(most / fewest)) + 1))
+        fields = JobFields(
+            application=name,
+            id=job_id,
+            replicas=replicas,
+            batch_size=min(family.initial_batch_size * replicas, family.max_batch_size),
+        )
+        specs.append(complete_spec(fields, APPLICATIONS, job_id, seed))
+    gaps_s = rng.exponential(3600.0 * hours / (slots * BUSY * jobs), size=jobs)
+    rows = [
+        Arrival(at_s=at_s, spec=spec) for at_s, spec in zip(accumulate(gaps_s.tolist()), specs, strict=True)
+    ]
+    return Workload(name=f"synthetic-{jobs}", seed=seed, rows=tuple(rows))
+
+
+@dataclass(kw_only=True)
+class SyntheticJob(SimulatedJob):
+    model: SyntheticModel
+    pace: tuple[float, float] = (0.0, 0.0)
+    """Seconds of a step, and progress that it is worth, in the present configuration and epoch."""
+    paced: tuple[object, ...] = ()
+    """The configuration and the epoch that `pace` is of."""
+
+
+def _told(job: SyntheticJob, pass_s: float, last_s: float) -> bool:
+    """Whether the job's model tells the times of its present configuration."""
+    if job.parameters is None:
+        return False
+    atomic = job.config.atomic_batch
+    told_s = (
+        accumulation_time(job.parameters, atomic),
+        last_pass_time(job.parameters, len(job.placement), job.replicas, atomic),
+    )
+    return np.allclose(told_s, (pass_s, last_s), rtol=REFIT_ERROR, atol=0.0)
+
+
+def _fit(points: Sequence[ProfilePoint]) -> tuple[ThroughputParameters, float]:
+    fit = fit_throughput(points)
+    return fit.parameters, fit.error
+
+
+class SyntheticWorld(Fleet[SyntheticJob]):
+    """`slots` a node, for the oracle. Jobs train with the batch that they are ordered to."""
+
+    event_driven = False
+    accumulates_alone = False
+    applications = APPLICATIONS
+
+    def __init__(self, *, seed: int = 0, slots: int = 4, restart_s: float = RESTART_S) -> None:
+        super().__init__(restart_s)
+        self.seed, self.slots = seed, slots
+        self.oracle = self
+        self._oracle_steps_s: dict[tuple[str, int], float] = {}
+
+    def complete(self, spec: JobSpec) -> JobSpec:
+        model = draw_model(spec.application, spec.id, self.seed)
+        most = min(spec.max_replicas, max(MAX_REPLICAS, spec.replicas))
+        spec = structs.replace(spec, max_replicas=most, max_progress=model.declared)
+        self.jobs[spec.id] = SyntheticJob(spec=spec, model=model)
+        return spec
+
+    def train(self, job: SyntheticJob, seconds: float) -> None:
+        seconds = self.wait_for_restart(job, seconds)
+        while seconds > 0 and job.placement:
+            step_s, gained = self._pace(job)
+            epoch_end = job.model.progress * (job.epoch + 1) / EPOCHS
+            needed_s = (epoch_end - job.progress) / gained * step_s
+            if needed_s > seconds:
+                steps = seconds / step_s
+                self.trained(job, seconds, steps, job.progress + steps * gained)
+                return
+            self.trained(job, needed_s, needed_s / step_s, epoch_end)
+            seconds -= needed_s
+            job.epoch += 1
+            self.sample(job, job.clock_s)
+            self.evaluated(job, reached=job.epoch == EPOCHS)
+
+    def _pace(self, job: SyntheticJob) -> tuple[float, float]:
+        key = (job.group, job.config, job.epoch)
+        if key != job.paced:
+            job.paced = key
+            job.statistics = job.model.statistics[job.epoch]
+            parameters, nodes, replicas = job.model.parameters, len(job.placement), job.replicas
+            atomic, passes = job.config.atomic_batch, job.config.accumulation
+            pass_s = float(accumulation_time(parameters, atomic))
+            last_s = float(last_pass_time(parameters, nodes, replicas, atomic))
+            batch = job.config.total_batch(replicas)
+            gained = float(gain(job.statistics, batch / job.spec.min_batch_size))
+            job.pace = passes * pass_s + last_s, gained
+            job.shown = last_s, last_s - pass_s, gained
+            if self.observe(job, last_s, last_s - pass_s) and not _told(job, pass_s, last_s):
+                self.refit(job, _fit)
+        return job.pace
+
+    # ------------------------------------------------------------------ the oracle
+
+    def step_time_s(self, job_id: str, replicas: int) -> float:
+        key = (job_id, replicas)
+        if key not in self._oracle_steps_s:
+            job = self.jobs[job_id]
+            config = batch_config(job.spec.batch_size, replicas, job.spec)
+            nodes = math.ceil(replicas / self.slots)
+            batch = config.atomic_batch, config.accumulation
+            step_s = float(step_time(job.model.parameters, nodes, replicas, *batch))
+            self._oracle_steps_s[key] = step_s
+        return self._oracle_steps_s[key]
+
+    def remaining_steps(self, job_id: str) -> float:
+        job = self.jobs[job_id]
+        scale = job.spec.batch_size / job.spec.min_batch_size
+        gains: Sequence[float] = [float(gain(s, scale)) for s in job.model.statistics[job.epoch :]]
+        part = job.model.progress / EPOCHS
+        begun = job.progress - part * job.epoch
+        return sum(part / g for g in gains) - begun / gains[0]

@@ -1,0 +1,58 @@
+"""Finish-time fairness in simulation, and policies side by side."""
+
+import math
+
+import pytest
+
+from common.types import Node
+from services.simulator.cases import alone_in, simulate
+from services.simulator.isolated_times import IsolatedTimes, mean_active
+from services.simulator.policy_table import comparison
+from services.simulator.worlds.synthetic import APPLICATIONS, SyntheticWorld
+from tests.services.simulator.worlds.test_synthetic import case
+from workloads.files.workload_file import JobFields, complete_spec
+
+
+def test_the_mean_number_of_jobs_active_in_a_life_counts_the_job_itself() -> None:
+    assert mean_active([(0.0, 10.0)]) == [1.0]
+    assert mean_active([(0.0, 10.0), (5.0, 10.0), (20.0, 30.0), (20.0, 30.0)]) == [1.5, 2.0, 2.0, 2.0]
+    assert mean_active([]) == []
+
+
+def test_alone_a_job_takes_what_is_between_whole_numbers_of_slots_and_longer_on_less_than_one() -> None:
+    one_node = [Node(name="n", slots=4, slot_speed=1.0)]
+    isolated = IsolatedTimes(lambda: SyntheticWorld(seed=2), one_node, round_s=60.0)
+    fields = JobFields(application="medium", id="a", replicas=2, batch_size=64)
+    spec = complete_spec(fields, APPLICATIONS, "a", 0)
+    one_s, two_s = isolated.time_s(spec, 60.0, 1.0), isolated.time_s(spec, 60.0, 2.0)
+    assert two_s < one_s < 2 * two_s
+    assert isolated.time_s(spec, 60.0, 1.25) == pytest.approx(0.75 * one_s + 0.25 * two_s)
+    assert isolated.time_s(spec, 60.0, 0.5) == pytest.approx(2 * one_s)
+    assert isolated.time_s(spec, 50.0, 1.0) == pytest.approx(one_s + 10.0), "it waits for a round"
+    assert isolated.time_s(spec, 0.0, 1.0) == pytest.approx(one_s + 60.0), "the first one is not at 0"
+    assert isolated.time_s(spec, 60.0, 64.0) == isolated.time_s(spec, 60.0, 4.0), "no more than there are"
+    assert math.isfinite(isolated.time_s(spec, 0.0, 3.5))
+
+
+def test_a_job_that_was_alone_took_as_long_as_alone_up_to_the_batches_it_did_not_care_to_change() -> None:
+    one = case("pollux", jobs=1, nodes=1, slots=1, fairness=True)
+    result = simulate(one)
+    assert result.rho is not None
+    assert result.rho.worst == pytest.approx(1.0, rel=0.01)
+    assert simulate(one).rhos == result.rhos
+    assert alone_in(one) is alone_in(case("fixed", jobs=5, nodes=1, slots=1, fairness=True))
+
+
+def test_the_comparison_has_a_row_a_policy_and_the_worst_rho_of_all_runs() -> None:
+    results = [
+        simulate(case(policy, label=label, jobs=4, seed=seed, fairness=True))
+        for label, seed in (("w1", 1), ("w2", 2))
+        for policy in ("fixed", "pollux")
+    ]
+    lines = [line.strip("| ").split(" | ") for line in comparison(results).splitlines()]
+    assert lines[0][0] == "policy"
+    assert lines[0][-2:] == ["w1", "w2"]
+    assert [line[:2] for line in lines[2:]] == [["fixed", "2"], ["pollux", "2"]]
+    pollux = [result for result in results if result.policy == "pollux"]
+    assert lines[3][6] == f"{max(r.rho.worst for r in pollux if r.rho):.2f}"
+    assert lines[3][-1] == f"{pollux[1].mean_jct_s:.0f}"
