@@ -43,7 +43,8 @@ PUBLISHER = """
     from common.config import load_config
     from common.lifecycle import StopFlag
     from common.protocol import JobCancelled
-    from common.messaging.reactor import EventPublisher, Reactor
+    from common.messaging.publish_subscribe import EventPublisher
+    from common.messaging.reactor import Reactor
 
     config = load_config(os.environ)
     stop = StopFlag().install()
