@@ -1,4 +1,4 @@
-# make demo [POLICY=pollux|coadapt|throughput|dynamic|fixed|...]; make test; make lint; make install; make clean
+# make demo [POLICY=pollux|coadapt|throughput|dynamic|fixed|...]; make test; make lint; make docs; make install; make clean
 # make experiment [EXPERIMENT=FILE.toml] [SEEDS=N]; interrupted, the same again goes on. With COADAPT_OSDI21 set to
 # the folder of the published traces it varies their world, too.
 PYTHON ?= python3.11
@@ -16,7 +16,7 @@ SENSITIVITY := $(if $(filter cpu,$(NAME)),"sensitivity --world calibrated --out 
 
 export OMP_NUM_THREADS := 1
 
-.PHONY: install demo experiment test lint clean
+.PHONY: install demo experiment docs test lint clean
 
 install: $(INSTALLED)
 
@@ -38,6 +38,9 @@ experiment: $(INSTALLED)
 		if [ $$code -gt 1 ]; then exit $$code; elif [ $$code -eq 1 ]; then failed=1; fi; \
 	done; \
 	exit $$failed
+
+docs: $(INSTALLED)
+	$(BIN)/python -m services.cli.reference
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
