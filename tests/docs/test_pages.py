@@ -8,7 +8,17 @@ import pytest
 from common.config import CONFIG_FILE, Config, ConfigError, config_environment, load_config
 from services.cli.reference import root_command, subcommands
 from services.scheduler.policies import policy_names
-from tests.fixtures.doc_pages import PAGES, README, ROOT, anchors, inline_code, links, name_of, text_of
+from tests.fixtures.doc_pages import (
+    COMING,
+    PAGES,
+    README,
+    ROOT,
+    anchors,
+    inline_code,
+    links,
+    name_of,
+    text_of,
+)
 from workloads.applications import applications
 
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=name_of)

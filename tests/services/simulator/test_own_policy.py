@@ -1,4 +1,4 @@
-"""The policy that the README shows, installed as a package of a user's own, runs in both worlds."""
+"""The policy on the page `docs/write-a-policy.md`, installed as a user's own package, runs live and simulated."""
 
 from pathlib import Path
 
@@ -6,11 +6,11 @@ import pytest
 
 from services.scheduler.policies import make_live_policy, policy_names
 from services.simulator.cases import simulate
+from tests.fixtures.doc_pages import block
 from tests.fixtures.policy_views import job, view
 from tests.services.simulator.worlds.test_synthetic import case
-from tests.test_readme import block
 
-EXAMPLE = block("python", "class SmallestFirst")
+EXAMPLE = block("docs/write-a-policy.md", "class SmallestFirst")
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_a_policy_of_a_users_own_runs_by_name_in_both_worlds() -> None:
     live = make_live_policy("smallest-first")
     decision = live.decide(view(job("a", replicas=8), job("b", replicas=3)), None, seed=0)
     assert decision.reasons == {
-        "a": "waits: 8 replicas asked for",
+        "a": "waits: asks for 8 replicas, 5 slots are free",
         "b": "3 replicas on node-1: the smallest go first",
     }
     result = simulate(case("smallest-first", jobs=6))
