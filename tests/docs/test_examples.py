@@ -15,7 +15,7 @@ from common.config import CONFIG_FILE, PREFIX, load_config
 from services.cli.reference import root_command
 from services.experiment.plan import read_definition
 from services.scheduler.decisions import check_decision
-from tests.fixtures.doc_pages import COMING, PAGES, ROOT, Block, block, blocks, name_of, simple_commands
+from tests.fixtures.doc_pages import COMING, PAGES, ROOT, Block, block_with, blocks, name_of, simple_commands
 from tests.fixtures.policy_views import random_view
 from workloads.applications import applications
 from workloads.files.workload_file import read_workload
@@ -146,6 +146,6 @@ def write_installed(project: dict, folder: Path) -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_the_policy_on_the_page_gives_valid_decisions(seed: int) -> None:
     names: dict = {}
-    exec(block("docs/write-a-policy.md", "class SmallestFirst"), names)
+    exec(block_with("docs/write-a-policy.md", "class SmallestFirst"), names)
     view = random_view(seed)
     assert check_decision(view, names["SmallestFirst"]().decide(view, None, 0)) == ""

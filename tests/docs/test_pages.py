@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from common.config import CONFIG_FILE, Config, ConfigError, config_environment, load_config
+from common.config import CONFIG_FILE, RESERVED_NAMES, Config, ConfigError, config_environment, load_config
 from services.cli.reference import root_command, subcommands
 from services.scheduler.policies import policy_names
 from tests.fixtures.doc_pages import (
@@ -24,6 +24,7 @@ from workloads.applications import applications
 EVERY_PAGE = pytest.mark.parametrize("page", PAGES, ids=name_of)
 PATH = re.compile(r"(?:common|workloads|analysis|services|docs|tests)/[\w./-]*")
 SETTING = re.compile(rf"\[?({'|'.join(Config.__struct_fields__)})(?:\.|\] )(\w+)")
+FILE_SUFFIXES = {"json", "log", "md", "py", "toml"}
 README_LINES = 150
 
 
@@ -74,10 +75,10 @@ def test_settings_that_are_named_exist(page: Path) -> None:
     for code in inline_code(page):
         if match := SETTING.fullmatch(code):
             section, key = match.groups()
-            if key not in ("py", "md", "toml"):
+            if key not in FILE_SUFFIXES:
                 assert key in getattr(Config(), section).__struct_fields__, code
-        if re.fullmatch(r"COADAPT_[A-Z0-9_]+(=\S*)?", code):
-            name, _, value = code.partition("=")
+        name, _, value = code.partition("=")
+        if name.startswith("COADAPT_") and name not in RESERVED_NAMES and "<" not in name:
             try:
                 load_config({name: value or config_environment(Config()).get(name, "1")})
             except ConfigError as error:

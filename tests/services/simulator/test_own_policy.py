@@ -1,4 +1,4 @@
-"""The policy on the page `docs/write-a-policy.md`, installed as a user's own package, runs live and simulated."""
+"""The policy on the page `docs/write-a-policy.md`, installed as a package, runs live and simulated."""
 
 from pathlib import Path
 
@@ -6,11 +6,11 @@ import pytest
 
 from services.scheduler.policies import make_live_policy, policy_names
 from services.simulator.cases import simulate
-from tests.fixtures.doc_pages import block
+from tests.fixtures.doc_pages import block_with
 from tests.fixtures.policy_views import job, view
 from tests.services.simulator.worlds.test_synthetic import case
 
-EXAMPLE = block("docs/write-a-policy.md", "class SmallestFirst")
+EXAMPLE = block_with("docs/write-a-policy.md", "class SmallestFirst")
 
 
 @pytest.fixture
