@@ -178,6 +178,10 @@ def _allowed(kind: types.Type) -> str:
             return f"list of {_allowed(item)}"
         case types.LiteralType(values=values):
             return " or ".join(f"`{value}`" for value in values)
+        case types.UnionType(types=kinds):
+            return " or ".join(_allowed(kind) for kind in kinds)
+        case types.NoneType():
+            return "nothing"
     raise TypeError(f"no words yet for {kind}: add them to services/cli/reference.py")
 
 
