@@ -32,6 +32,10 @@ CASES = {
     "ddp": (2, BATCH),
 }
 """(replicas, total batch)."""
+BASELINE = (
+    "from workloads.trainer.standalone.baselines import train_baseline\n"
+    "train_baseline({application!r}, init_method={init_method!r})"
+)
 WARMUP_STEPS = 20
 """Of new replicas, and of the loop each time."""
 
@@ -115,8 +119,7 @@ class BaselineProcess:
             meeting = Path(self._stack.enter_context(TemporaryDirectory(prefix="coadapt-bench-"))) / "meeting"
             for rank in range(self._ranks):
                 process = python(
-                    *("-m", "workloads.trainer.standalone.baselines", APPLICATION),
-                    *("--init-method", meeting.as_uri()),
+                    *("-c", BASELINE.format(application=APPLICATION, init_method=meeting.as_uri())),
                     environment=os.environ | ONE_THREAD | {"RANK": str(rank), "WORLD_SIZE": str(self._ranks)},
                     cwd=ROOT,
                     stdin=subprocess.PIPE,

@@ -10,6 +10,7 @@ elastic job is not there.
 import os
 import statistics
 import subprocess
+import sys
 import time
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -26,6 +27,10 @@ SIZES = (2, 4, 2, 1)
 NODES, SLOTS = ("a", "b"), 2
 GOAL = (2, 4)
 """The change that is compared with torchrun's restart."""
+BASELINE = (
+    "from workloads.trainer.standalone.baselines import train_baseline\n"
+    "train_baseline({application!r}, one_step={batch})"
+)
 TORCHRUN_PROCESSES = 4
 TORCHRUN_STARTS = 5
 TORCHRUN_S = 300.0
@@ -133,8 +138,8 @@ def torchrun_s(application: ApplicationSpec) -> float:
         TemporaryDirectory(prefix="coadapt-bench-") as folder,  # torchrun itself removes nothing
         python(
             *("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={TORCHRUN_PROCESSES}"),
-            *("-m", "workloads.trainer.standalone.baselines", application.name),
-            *("--one-step", str(application.max_batch_size)),
+            *("--no-python", sys.executable, "-c"),
+            BASELINE.format(application=application.name, batch=application.max_batch_size),
             environment=os.environ | ONE_THREAD | {"TMPDIR": folder},
             cwd=ROOT,
             stdout=subprocess.PIPE,

@@ -175,7 +175,7 @@ def _print_plan(prepared: "PreparedExperiment") -> None:
     for place, (name, state) in enumerate(prepared.states(), start=1):
         print(f"{place:4}  {name:{width}}  {state}")
     left = len(prepared.remaining())
-    duration = _duration(prepared.expected_s())
+    duration = readable_duration(prepared.expected_s())
     print(f"{left} of {len(prepared.runs)} runs to do, about {duration}, into {prepared.folder.path}")
 
 
@@ -194,7 +194,7 @@ def _progress_bar(prepared: "PreparedExperiment", parallel: int) -> Iterator[Cal
     class TimeLeft(progress.ProgressColumn):
         def render(self, task: progress.Task) -> Text:
             left_s = max(task.fields["end_s"] - time.monotonic(), 0.0)
-            return Text(f"about {_duration(left_s)} left")
+            return Text(f"about {readable_duration(left_s)} left")
 
     columns = (
         progress.TextColumn("{task.description}"),
@@ -219,7 +219,7 @@ def _progress_bar(prepared: "PreparedExperiment", parallel: int) -> Iterator[Cal
         yield update
 
 
-def _duration(seconds: float) -> str:
+def readable_duration(seconds: float) -> str:
     if seconds < 90:
         return f"{seconds:.0f} s"
     minutes = round(seconds / 60)
