@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -86,16 +86,12 @@ def resize(
     The pause between two training steps is compared with a restart by torchrun.
 
     Exit codes: 0 success; 1 a process of the benchmark failed; 2 bad input; 130 interrupted."""
-    from common.lifecycle import signals_as_interrupt
-    from services.bench.measure import report
     from services.bench.resize import measure, text
     from workloads.applications import applications
 
     known = applications()
     (name,) = _known_applications([app], list(known))
-    with signals_as_interrupt():
-        result = measure(known[name], rounds)
-    report(result, text(result), as_json=as_json)
+    _run_benchmark(lambda: measure(known[name], rounds), text, as_json)
 
 
 @bench.command()
@@ -114,13 +110,9 @@ def overhead(
     Its steps a second are compared with those of a plain torch loop and of DistributedDataParallel.
 
     Exit codes: 0 success; 1 a process of the benchmark failed; 2 bad input; 130 interrupted."""
-    from common.lifecycle import signals_as_interrupt
-    from services.bench.measure import report
     from services.bench.overhead import measure, text
 
-    with signals_as_interrupt():
-        result = measure(pairs, seconds)
-    report(result, text(result), as_json=as_json)
+    _run_benchmark(lambda: measure(pairs, seconds), text, as_json)
 
 
 @bench.command()
@@ -136,13 +128,9 @@ def pacing(
     It is compared with the speed of their slots.
 
     Exit codes: 0 success; 1 a process of the benchmark failed; 2 bad input; 130 interrupted."""
-    from common.lifecycle import signals_as_interrupt
-    from services.bench.measure import report
     from services.bench.pacing import CASES, measure, text
 
-    with signals_as_interrupt():
-        result = measure(CASES, seconds)
-    report(result, text(result), as_json=as_json)
+    _run_benchmark(lambda: measure(CASES, seconds), text, as_json)
 
 
 @bench.command()
@@ -175,8 +163,6 @@ def scaling(
 
     Exit codes: 0 success; 1 a process of the benchmark failed; 2 bad input; 130 interrupted."""
     from common.config import load_config
-    from common.lifecycle import signals_as_interrupt
-    from services.bench.measure import report
     from services.bench.scaling import measure, text
     from workloads.applications import applications
 
@@ -185,9 +171,9 @@ def scaling(
     names = _known_applications(apps or list(known), list(known))
     chosen_rules = _items("--rules", rules, one_of(RULES))
     chosen_multiples = _items("--multiples", multiples, whole(1, MAX_MULTIPLE))
-    with signals_as_interrupt():
-        result = measure(names, range(seeds), chosen_multiples, chosen_rules, modules)
-    report(result, text(result), as_json=as_json)
+    _run_benchmark(
+        lambda: measure(names, range(seeds), chosen_multiples, chosen_rules, modules), text, as_json
+    )
 
 
 @bench.command()
@@ -206,9 +192,19 @@ def decision(
 
     Exit codes: 0 success; 2 bad input, or the policy gave no valid decision; 130 interrupted."""
     from services.bench.decision import run, text
+
+    _run_benchmark(lambda: run(jobs, nodes, slots, rounds, policy, seed), text, as_json)
+
+
+def _run_benchmark(
+    measure: Callable[[], dict[str, Any]], text: Callable[[dict[str, Any]], str], as_json: bool
+) -> None:
+    """Measure, then print the result: `text` of it for people, or JSON."""
+    from common.lifecycle import signals_as_interrupt
     from services.bench.measure import report
 
-    result = run(jobs, nodes, slots, rounds, policy, seed)
+    with signals_as_interrupt():
+        result = measure()
     report(result, text(result), as_json=as_json)
 
 

@@ -258,7 +258,7 @@ def sensitivity(
     one_thread_each()
     from analysis.report.sensitivity_report import encoded, figures, markdown
     from common.lifecycle import signals_as_interrupt
-    from services.simulator.sensitivity_study import run_study
+    from services.simulator.sweep_runs import run_study
 
     _check_world(world, ("--traces", traces, ("osdi21",)), ("--profiles", profiles, ("calibrated",)))
     if out is not None:

@@ -1,7 +1,7 @@
 """Import a user's own modules from the working directory, where coadapt.toml lies.
 
-`python -m` has the working directory on its module path; an installed command such as `coadapt` does not. Both
-must find the same application modules, and the modules that those import.
+`python -m` has the working directory on its module path; an installed command such as `coadapt` does not.
+Both must find the same application modules, and the modules that those import.
 """
 
 import os

@@ -19,3 +19,15 @@ def the_error() -> Callable[[Outcome], str]:
         return line
 
     return line_of
+
+
+@pytest.fixture
+def refused(coadapt: Callable[..., Outcome], the_error: Callable[[Outcome], str]) -> Callable[..., str]:
+    """Run a command that must be refused as bad input; returns its error line."""
+
+    def run(*arguments: object) -> str:
+        result = coadapt(*arguments)
+        assert result.code == 2
+        return the_error(result)
+
+    return run

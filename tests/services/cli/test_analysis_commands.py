@@ -12,13 +12,9 @@ import pytest
         ([".", "--to", "csv", "--out", "tables"], "no run in it"),
     ],
 )
-def test_export_refuses_a_bad_format_and_a_missing_run(
-    coadapt, the_error, arguments, error, tmp_path, monkeypatch
-):
+def test_export_refuses_a_bad_format_and_a_missing_run(refused, arguments, error, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = coadapt("export", *arguments)
-    assert result.code == 2
-    assert error in the_error(result)
+    assert error in refused("export", *arguments)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -92,13 +92,9 @@ def environment(scheduler, monkeypatch):
         (["submit", "--app", "digits-cnn", "--seed", "1.5"], "'1.5': allowed: whole numbers"),
     ],
 )
-def test_bad_arguments_of_submit_are_one_line_and_exit_2(
-    coadapt, the_error, arguments, error, tmp_path, monkeypatch
-):
+def test_bad_arguments_of_submit_are_one_line_and_exit_2(refused, arguments, error, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = coadapt(*arguments)
-    assert result.code == 2
-    assert error in the_error(result)
+    assert error in refused(*arguments)
 
 
 @pytest.mark.parametrize(
@@ -113,19 +109,15 @@ def test_bad_arguments_of_submit_are_one_line_and_exit_2(
     ],
 )
 @pytest.mark.parametrize("command", ["submit", "run"])
-def test_submit_and_run_refuse_a_bad_workload_file_alike(coadapt, the_error, command, text, error, tmp_path):
+def test_submit_and_run_refuse_a_bad_workload_file_alike(refused, command, text, error, tmp_path):
     file = tmp_path / "bad.toml"
     file.write_text(text)
-    result = coadapt(command, file)
-    assert result.code == 2
-    assert error in the_error(result)
+    assert error in refused(command, file)
 
 
-def test_an_application_module_that_cannot_be_imported_is_refused(coadapt, the_error, monkeypatch):
+def test_an_application_module_that_cannot_be_imported_is_refused(refused, monkeypatch):
     monkeypatch.setenv("COADAPT_APPLICATIONS_MODULES", "no.such.module")
-    result = coadapt("submit", "--app", "matfac")
-    assert result.code == 2
-    assert "'no.such.module': cannot be imported" in the_error(result)
+    assert "'no.such.module': cannot be imported" in refused("submit", "--app", "matfac")
 
 
 # --------------------------------------------------------------------------- with a real scheduler

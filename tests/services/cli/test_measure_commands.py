@@ -24,11 +24,12 @@ APPLICATIONS = "digits-cnn, mnist1d-conv, char-lm, matfac"
 
 @pytest.mark.parametrize("value", ["-1", "x", "nan", "inf", "9" * 26])
 @pytest.mark.parametrize(("benchmark", "option"), RANGES)
-def test_a_number_out_of_range_is_refused_with_the_range(coadapt, the_error, benchmark, option, value):
-    result = coadapt("bench", benchmark, option, value)
-    assert result.code == 2
+def test_a_number_out_of_range_is_refused_with_the_range(refused, benchmark, option, value):
     allowed = RANGES[benchmark, option]
-    assert the_error(result) == f"coadapt: Invalid value for '{option}': '{value}': allowed: {allowed}"
+    assert (
+        refused("bench", benchmark, option, value)
+        == f"coadapt: Invalid value for '{option}': '{value}': allowed: {allowed}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -41,10 +42,8 @@ def test_a_number_out_of_range_is_refused_with_the_range(coadapt, the_error, ben
         (["scaling", "--multiples", "x"], "--multiples 'x': 'x': allowed: whole numbers"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_with_what_is_allowed(coadapt, the_error, arguments, error):
-    result = coadapt("bench", *arguments)
-    assert result.code == 2
-    assert error in the_error(result)
+def test_what_cannot_be_measured_is_refused_with_what_is_allowed(refused, arguments, error):
+    assert error in refused("bench", *arguments)
 
 
 def test_the_rules_of_the_help_are_those_of_the_benchmark():
@@ -59,8 +58,8 @@ def test_a_benchmark_prints_one_json_object(coadapt):
     assert found["machine"]["cores"] >= 1
 
 
-def test_calibrate_refuses_an_unknown_application(coadapt, the_error, tmp_path):
-    result = coadapt("calibrate", "--app", "x", "--out", tmp_path / "profiles")
-    assert result.code == 2
-    assert f"--app 'x': allowed: {APPLICATIONS}" in the_error(result)
+def test_calibrate_refuses_an_unknown_application(refused, tmp_path):
+    assert f"--app 'x': allowed: {APPLICATIONS}" in refused(
+        "calibrate", "--app", "x", "--out", tmp_path / "profiles"
+    )
     assert list(tmp_path.iterdir()) == []

@@ -124,14 +124,10 @@ def test_a_finished_experiment_runs_nothing_and_reports_what_is_not_clean(comman
         (["mine.toml", "--policy", "optimus"], "only a simulator knows"),
     ],
 )
-def test_run_refuses_bad_input_before_it_starts_a_stack(
-    coadapt, the_error, arguments, error, tmp_path, monkeypatch
-):
+def test_run_refuses_bad_input_before_it_starts_a_stack(refused, arguments, error, tmp_path, monkeypatch):
     (tmp_path / "mine.toml").write_text(SET)
     monkeypatch.chdir(tmp_path)
-    result = coadapt("run", *arguments)
-    assert result.code == 2
-    assert error in the_error(result)
+    assert error in refused("run", *arguments)
     assert [path.name for path in tmp_path.iterdir()] == ["mine.toml"]
 
 

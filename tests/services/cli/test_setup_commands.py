@@ -153,11 +153,7 @@ def test_a_client_key_is_made_when_no_name_is_given(coadapt, tmp_path):
         (["/dev/null/keys"], "/dev/null/keys: cannot be written: Not a directory"),
     ],
 )
-def test_bad_names_and_folders_of_keys_are_refused(
-    coadapt, the_error, arguments, error, tmp_path, monkeypatch
-):
+def test_bad_names_and_folders_of_keys_are_refused(refused, arguments, error, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    result = coadapt("keys", *arguments)
-    assert result.code == 2
-    assert error in the_error(result)
+    assert error in refused("keys", *arguments)
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,6 @@
-"""`coadapt simulate`: what it prints, what it keeps, and what it refuses."""
+"""Simulate: what it prints, what it keeps, and what it refuses.
+
+Sensitivity and fidelity are tested with the modules that they call."""
 
 import json
 import re
@@ -15,9 +17,12 @@ import pytest
 from msgspec import structs
 
 from analysis.summarize import main as summarize
-from services.simulator.cases import LOCK_FILE, SimulationCase
+from services.cli import simulate_commands
+from services.simulator.cases import CLUSTERS, LOCK_FILE, SimulationCase
 from services.simulator.cases import simulate as simulate_case
+from services.simulator.sweeps import BASELINES, sweeps
 from tests.fixtures.profiles import write_profiles
+from workloads.files.generate import REQUESTS
 
 TABLE = "name,time,application,num_replicas,batch_size\na,0,small,1,128\nb,30,small,2,256\n"
 PATIENCE_S = 30.0
@@ -376,3 +381,11 @@ def test_arrivals_come_denser_by_the_load(tmp_path: Path) -> None:
     usual, dense = simulate_case(case), simulate_case(structs.replace(case, load=2.0))
     assert dense.jcts_s["digits-cnn-1"] == usual.jcts_s["digits-cnn-1"]
     assert dense.jcts_s["matfac-2"] == pytest.approx(usual.jcts_s["matfac-2"] + 1.0), "it waits longer"
+
+
+def test_the_help_of_simulations_names_all_worlds_requests_and_sweeps(coadapt) -> None:
+    assert tuple(CLUSTERS) == simulate_commands.WORLDS
+    assert tuple(BASELINES) == simulate_commands.SENSITIVITY_WORLDS
+    assert simulate_commands.REQUESTS == REQUESTS
+    help_text = coadapt("sensitivity", "--help").out
+    assert all(name in help_text for world in BASELINES for name in sweeps(world))
