@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from services.cli.errors import report_failures
-from services.cli.options import JsonOption, integer, path_argument, real
+from services.cli.options import JsonOption, integer_option, path_argument, real_option, repeated_option
 
 if TYPE_CHECKING:
     from services.launcher.client import Client
@@ -30,49 +30,40 @@ def submit(
         ),
     ] = None,
     seed: Annotated[
-        int | None,
-        typer.Option(parser=integer, metavar="N", help="Seed of the job's data, weights and example order."),
+        int | None, integer_option("Seed of the job's data, weights and example order. Default: 0.")
     ] = None,
     target: Annotated[
         float | None,
-        typer.Option(
-            parser=real,
-            metavar="X",
-            help="Metric on held-out data at which the job is complete. Default: the application's target.",
+        real_option(
+            "Metric on held-out data at which the job is complete. Default: the application's target."
         ),
     ] = None,
-    replicas: Annotated[
-        int | None,
-        typer.Option(parser=integer, metavar="N", help="Requested number of replicas. Default: 1."),
-    ] = None,
+    replicas: Annotated[int | None, integer_option("Requested number of replicas. Default: 1.")] = None,
     batch_size: Annotated[
         int | None,
-        typer.Option(
-            parser=integer,
-            metavar="N",
-            help="Requested total batch size, in examples. Default: the application's initial batch size.",
+        integer_option(
+            "Requested total batch size, in examples. Default: the application's initial batch size, or the least "
+            "that its replicas can share."
         ),
     ] = None,
     max_replicas: Annotated[
         int | None,
-        typer.Option(
-            parser=integer, metavar="N", help="Largest number of replicas a policy may give the job."
+        integer_option(
+            "Largest number of replicas a policy may give the job. Default: the largest batch size over the "
+            "smallest atomic batch size."
         ),
     ] = None,
     max_progress: Annotated[
         float | None,
-        typer.Option(
-            parser=real,
-            metavar="X",
-            help="Progress budget, in steps at the initial batch size; a job that spends it has failed.",
+        real_option(
+            "Progress budget, in steps at the initial batch size; a job that spends it has failed. Default: "
+            "the application's budget."
         ),
     ] = None,
     settings: Annotated[
         list[str] | None,
-        typer.Option(
-            "--set",
-            metavar="KEY=NUMBER",
-            help="Setting of the application, for instance learning_rate=0.1. Can be repeated.",
+        repeated_option(
+            "--set", "Setting of the application, for instance learning_rate=0.1.", metavar="KEY=NUMBER"
         ),
     ] = None,
     wait: Annotated[bool, typer.Option("--wait", help="Wait until the submitted jobs have ended.")] = False,

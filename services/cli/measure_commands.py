@@ -14,6 +14,7 @@ from services.cli.options import (
     number_option,
     one_of,
     path_option,
+    repeated_option,
     whole,
     whole_option,
 )
@@ -21,10 +22,7 @@ from services.cli.options import (
 Item = TypeVar("Item")
 RULES = ("adascale", "linear", "none")
 MAX_MULTIPLE = 1024
-AppsOption = Annotated[
-    list[str] | None,
-    typer.Option("--app", metavar="NAME", help="Application. Can be repeated. Default: all."),
-]
+AppsOption = Annotated[list[str] | None, repeated_option("--app", "Application. Default: all.")]
 
 bench = typer.Typer(
     name="bench", cls=CommandGroup, help="Measure this installation. The machine should be otherwise idle."

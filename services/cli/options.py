@@ -99,6 +99,19 @@ def whole_option(*names: str, low: int, high: int, help: str, metavar: str = "N"
     )
 
 
+def integer_option(help: str) -> Any:
+    return typer.Option(parser=integer, metavar="N", help=help)
+
+
+def real_option(help: str) -> Any:
+    return typer.Option(parser=real, metavar="X", help=help)
+
+
+def repeated_option(name: str, help: str, metavar: str = "NAME") -> Any:
+    """An option for a list of words."""
+    return typer.Option(name, metavar=metavar, help=f"{help} Can be repeated.")
+
+
 def number_option(name: str, low: float, high: float, unit: str, help: str) -> Any:
     """`unit` follows the bounds in help and errors, for instance "seconds"; it may be empty."""
     allowed = f"{low:g} to {high:.7g} {unit}".rstrip()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from services.cli.errors import print_error, report_failures
-from services.cli.options import MAX_PROCESSES, number, path_argument, whole_option
+from services.cli.options import MAX_PROCESSES, number, path_argument, repeated_option, whole_option
 
 if TYPE_CHECKING:
     from services.experiment.conduct import PreparedExperiment
@@ -82,11 +82,11 @@ def experiment(
     file: Annotated[Path, path_argument("Experiment file (TOML).", metavar="FILE")],
     policies: Annotated[
         list[str] | None,
-        typer.Option("--policy", metavar="NAME", help="Run only this policy. Can be repeated."),
+        repeated_option("--policy", "Run only this policy."),
     ] = None,
     sets: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME", help="Run only this workload set. Can be repeated."),
+        repeated_option("--set", "Run only this workload set."),
     ] = None,
     seeds: Annotated[
         int | None,

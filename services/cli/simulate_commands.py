@@ -20,6 +20,7 @@ from services.cli.options import (
     number_option,
     path_argument,
     path_option,
+    repeated_option,
     whole_option,
 )
 
@@ -35,7 +36,7 @@ MAX_SECONDS = 1_000_000
 def simulate(
     policies: Annotated[
         list[str],
-        typer.Option("--policy", metavar="NAME", help='Policy, or "all" for all of ours. Can be repeated.'),
+        repeated_option("--policy", 'Policy, or "all" for all of ours.'),
     ],
     workloads: Annotated[
         list[Path] | None,
@@ -209,20 +210,19 @@ def sensitivity(
     profiles: ProfilesOption = None,
     sweeps: Annotated[
         list[str] | None,
-        typer.Option(
+        repeated_option(
             "--sweep",
-            metavar="NAME",
-            help="Run only this sweep. Can be repeated. Allowed: round, restart, times, noise, load, power, "
-            "ablation, and in the world osdi21 interference.",
+            "Run only this sweep. Allowed: round, restart, times, noise, load, power, ablation, and in the "
+            "world osdi21 interference.",
         ),
     ] = None,
     workloads: Annotated[
         list[str] | None,
-        typer.Option(
+        repeated_option(
             "--workload",
+            "Workload file, or in the world calibrated the name of a recipe. Default: all recipes, or in the "
+            "world osdi21 two of the published workloads.",
             metavar="FILE",
-            help="Workload file, or in the world calibrated the name of a recipe. Can be repeated. Default: "
-            "all recipes, or in the world osdi21 two of the published workloads.",
         ),
     ] = None,
     requests: Annotated[

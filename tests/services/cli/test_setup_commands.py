@@ -91,7 +91,7 @@ def test_no_file_is_written_when_one_of_several_exists(generate, tmp_path) -> No
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "errors"),
     [
         (("--set", "calm"), ("'--set': 'calm'", "steady, burst, tail, diurnal, all")),
         (("--set", "tail", "--requests", "wild"), ("'--requests': 'wild'", "tuned, realistic, all")),
@@ -102,10 +102,12 @@ def test_no_file_is_written_when_one_of_several_exists(generate, tmp_path) -> No
         (("--set", "tail", "--out", "/dev/null/x.toml"), ("--out /dev/null/x.toml", "cannot be written")),
     ],
 )
-def test_a_bad_option_is_named_with_its_value_and_what_is_allowed(generate, the_error, options, said) -> None:
+def test_a_bad_option_is_named_with_its_value_and_what_is_allowed(
+    generate, the_error, options, errors
+) -> None:
     result = generate(*options)
     assert result.code == 2
-    for text in said:
+    for text in errors:
         assert text in the_error(result)
 
 
