@@ -42,8 +42,8 @@ def submit(
     batch_size: Annotated[
         int | None,
         integer_option(
-            "Requested total batch size, in examples. Default: the application's initial batch size, or the least "
-            "that its replicas can share."
+            "Requested total batch size, in examples. Default: the application's initial batch size, or the "
+            "least that its replicas can share."
         ),
     ] = None,
     max_replicas: Annotated[
