@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import pytest
 from hypothesis import settings
@@ -18,8 +19,13 @@ settings.load_profile("repeatable")
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # Before anything imports torch.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-Outcome = tuple[int, str, str]
-"""Exit code, output, errors."""
+
+class Outcome(NamedTuple):
+    """What a command left behind."""
+
+    code: int
+    out: str
+    err: str
 
 
 @pytest.fixture
@@ -35,7 +41,7 @@ def coadapt(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch)
         with pytest.raises(SystemExit) as exited:
             main()
         captured = capsys.readouterr()
-        return int(exited.value.code or 0), captured.out, captured.err
+        return Outcome(int(exited.value.code or 0), captured.out, captured.err)
 
     return run
 

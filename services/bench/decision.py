@@ -10,9 +10,8 @@ Wall and CPU time stand side by side: the latter is what the decision costs wher
 
 import random
 import time
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from msgspec import structs
 
 from common.lifecycle import UserError
@@ -26,12 +25,10 @@ from common.types import (
     can_share,
     replicas_of,
 )
-from services.bench.measure import Progress, quantile, report, table
-from services.cli.options import whole
+from services.bench.measure import Progress, quantile, table
 from services.scheduler.decisions import NoDecision, decided
 from services.scheduler.policies import UnknownPolicy, make_policy
 from services.scheduler.policies.interface import ClusterView, Decision, JobView
-from workloads.files.workload_file import MAX_SEED
 
 ROUND_S = 60.0
 RESTART_S = 30.0
@@ -39,10 +36,6 @@ DEPARTURES = 0.04
 """Of the jobs, a round."""
 AGE_S = 4 * 3600.0
 """Jobs that are there at the start came within so long before it."""
-MAX_JOBS = 100_000
-MAX_NODES = 16_384
-MAX_SLOTS = 64
-MAX_ROUNDS = 10_000
 
 
 def run(jobs: int, nodes: int, slots: int, rounds: int, policy_name: str, seed: int) -> dict[str, Any]:
@@ -226,21 +219,3 @@ def text(result: dict[str, Any]) -> str:
             f"{result['proven_best']:.0%} of the decisions proven best",
         ]
     return "\n".join(lines)
-
-
-def command(
-    jobs: Annotated[int, typer.Option(parser=whole(1, MAX_JOBS), metavar="N", help="Active jobs.")] = 31,
-    nodes: Annotated[
-        int, typer.Option(parser=whole(1, MAX_NODES), metavar="N", help="Nodes of the cluster.")
-    ] = 16,
-    slots: Annotated[int, typer.Option(parser=whole(1, MAX_SLOTS), metavar="M", help="Slots of a node.")] = 4,
-    policy: Annotated[str, typer.Option(metavar="NAME", help="Which policy decides.")] = "pollux",
-    rounds: Annotated[
-        int, typer.Option(parser=whole(1, MAX_ROUNDS), metavar="N", help="Decisions that are measured.")
-    ] = 30,
-    seed: Annotated[int, typer.Option(parser=whole(0, MAX_SEED), metavar="N", help="Of the jobs.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-) -> None:
-    """Measure how long a policy takes to decide, and how near to the bound it comes."""
-    result = run(jobs, nodes, slots, rounds, policy, seed)
-    report(result, text(result), as_json=as_json)

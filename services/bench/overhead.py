@@ -1,9 +1,9 @@
 """`coadapt bench overhead`: what the elastic trainer costs, in steps a second.
 
 A real replica without pacing is compared with a bare torch loop, and two replicas on two nodes with plain
-DistributedDataParallel (`workloads/trainer/standalone/baselines.py`), on the same task, optimizer and batch and with one
-torch thread each. Neither evaluates. Both of a pair do the same number of steps, one right after the other;
-while the loop is measured there are no replicas, and the loop waits while they are.
+DistributedDataParallel (`workloads/trainer/standalone/baselines.py`), on the same task, optimizer and batch
+and with one torch thread each. Neither evaluates. Both of a pair do the same number of steps, one right after
+the other; while the loop is measured there are no replicas, and the loop waits while they are.
 """
 
 import os
@@ -12,17 +12,13 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from common.lifecycle import signals_as_interrupt
 from common.protocol import EventRecord, TrainingSample
 from common.types import JobConfig
 from services.bench import unevaluated_digits as unevaluated
 from services.bench.agent_cluster import AgentCluster, BenchError, endless
-from services.bench.measure import Progress, in_turns, ratio_of_pairs, report, summary, table
-from services.cli.options import number, whole
+from services.bench.measure import Progress, in_turns, ratio_of_pairs, summary, table
 from services.launcher.processes import ONE_THREAD, python
 from services.launcher.stack import ROOT
 from workloads.applications import digits_cnn
@@ -36,28 +32,12 @@ CASES = {
     "ddp": (2, BATCH),
 }
 """(replicas, total batch)."""
+BASELINE = (
+    "from workloads.trainer.standalone.baselines import train_baseline\n"
+    "train_baseline({application!r}, init_method={init_method!r})"
+)
 WARMUP_STEPS = 20
 """Of new replicas, and of the loop each time."""
-
-
-def command(
-    pairs: Annotated[
-        int, typer.Option(parser=whole(1, 1000), metavar="N", help="Pairs that each figure comes from.")
-    ] = 7,
-    seconds: Annotated[
-        float,
-        typer.Option(
-            parser=number(0.05, 3600.0, "0.05 to 3600 seconds"),
-            metavar="S",
-            help="How long a replica is measured for each.",
-        ),
-    ] = 3.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-) -> None:
-    """Steps a second of the trainer, beside a bare torch loop and plain DistributedDataParallel."""
-    with signals_as_interrupt():
-        result = measure(pairs, seconds)
-    report(result, text(result), as_json=as_json)
 
 
 def measure(pairs: int, window_s: float) -> dict[str, Any]:
@@ -139,8 +119,7 @@ class BaselineProcess:
             meeting = Path(self._stack.enter_context(TemporaryDirectory(prefix="coadapt-bench-"))) / "meeting"
             for rank in range(self._ranks):
                 process = python(
-                    *("-m", "workloads.trainer.standalone.baselines", APPLICATION),
-                    *("--init-method", meeting.as_uri()),
+                    *("-c", BASELINE.format(application=APPLICATION, init_method=meeting.as_uri())),
                     environment=os.environ | ONE_THREAD | {"RANK": str(rank), "WORLD_SIZE": str(self._ranks)},
                     cwd=ROOT,
                     stdin=subprocess.PIPE,

@@ -22,15 +22,14 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 import psutil
-import typer
 
 from common.codec import decode
 from common.config import TrainerConfig
-from common.lifecycle import blocked_signals, signals_as_interrupt
+from common.lifecycle import blocked_signals
 from common.protocol import (
     JobRaised,
     ReplicaLost,
@@ -41,8 +40,7 @@ from common.protocol import (
 )
 from common.types import JobConfig
 from services.bench.agent_cluster import WAIT_S, BenchError, endless
-from services.bench.measure import Progress, report, table
-from services.cli.options import number
+from services.bench.measure import Progress, table
 from services.launcher.processes import ONE_THREAD
 from workloads.applications import applications
 
@@ -82,23 +80,6 @@ class Use(NamedTuple):
     cpu_s: tuple[float, ...]
     waited_s: tuple[float, ...]
     """Ready to run, but without a core."""
-
-
-def command(
-    seconds: Annotated[
-        float,
-        typer.Option(
-            parser=number(0.2, 600.0, "0.2 to 600 seconds"),
-            metavar="S",
-            help="How long each group is measured.",
-        ),
-    ] = 4.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-) -> None:
-    """Share of a core that paced replicas use, over the speed of their slots."""
-    with signals_as_interrupt():
-        result = measure(CASES, seconds)
-    report(result, text(result), as_json=as_json)
 
 
 def measure(cases: Iterable[PacingCase], window_s: float) -> dict[str, Any]:

@@ -10,47 +10,31 @@ elastic job is not there.
 import os
 import statistics
 import subprocess
+import sys
 import time
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Any
 
-import typer
-
-from common.lifecycle import signals_as_interrupt
 from common.protocol import EventRecord, GenerationStarted, TrainingSample
 from common.types import ApplicationSpec, batch_config
 from services.bench.agent_cluster import AgentCluster, BenchError, endless
-from services.bench.measure import Progress, report, summary, table
-from services.cli.options import whole
+from services.bench.measure import Progress, summary, table
 from services.launcher.processes import ONE_THREAD, python
 from services.launcher.stack import ROOT
-from workloads.applications import applications
 
 SIZES = (2, 4, 2, 1)
 """Of a round that begins with one replica."""
 NODES, SLOTS = ("a", "b"), 2
 GOAL = (2, 4)
 """The change that is compared with torchrun's restart."""
+BASELINE = (
+    "from workloads.trainer.standalone.baselines import train_baseline\n"
+    "train_baseline({application!r}, one_step={batch})"
+)
 TORCHRUN_PROCESSES = 4
 TORCHRUN_STARTS = 5
 TORCHRUN_S = 300.0
 """It may not take longer, however busy the machine is."""
-
-
-def command(
-    rounds: Annotated[
-        int, typer.Option(parser=whole(1, 1000), metavar="N", help="Times 1 -> 2 -> 4 -> 2 -> 1.")
-    ] = 20,
-    app: Annotated[str, typer.Option(metavar="NAME", help="Application of the job.")] = "digits-cnn",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-) -> None:
-    """Seconds without a training step at a change of replicas, beside a restart by torchrun."""
-    known = applications()
-    if app not in known:
-        raise typer.BadParameter(f"--app {app!r}: allowed: {', '.join(known)}")
-    with signals_as_interrupt():
-        result = measure(known[app], rounds)
-    report(result, text(result), as_json=as_json)
 
 
 def measure(application: ApplicationSpec, rounds: int) -> dict[str, Any]:
@@ -154,8 +138,8 @@ def torchrun_s(application: ApplicationSpec) -> float:
         TemporaryDirectory(prefix="coadapt-bench-") as folder,  # torchrun itself removes nothing
         python(
             *("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={TORCHRUN_PROCESSES}"),
-            *("-m", "workloads.trainer.standalone.baselines", application.name),
-            *("--one-step", str(application.max_batch_size)),
+            *("--no-python", sys.executable, "-c"),
+            BASELINE.format(application=application.name, batch=application.max_batch_size),
             environment=os.environ | ONE_THREAD | {"TMPDIR": folder},
             cwd=ROOT,
             stdout=subprocess.PIPE,

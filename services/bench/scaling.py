@@ -14,16 +14,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from itertools import product
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-import typer
-
-from common.config import load_config
-from common.lifecycle import signals_as_interrupt
 from common.types import ApplicationSpec
 from services.bench.agent_cluster import BenchError
-from services.bench.measure import Progress, report, table
-from services.cli.options import whole
+from services.bench.measure import Progress, table
 from workloads.applications import applications
 
 if TYPE_CHECKING:
@@ -36,26 +31,6 @@ AT_M0 = "M0"
 TOLERANCE = 0.2
 """Of progress at M0, that medians at other batches may be off within the bounds of an application."""
 MAX_PROCESSES = 2
-
-
-def command(
-    app: Annotated[list[str] | None, typer.Option(metavar="NAME", help="Application; all if none.")] = None,
-    seeds: Annotated[
-        int, typer.Option(parser=whole(1, 1000), metavar="N", help="Seeds of each case: 0, 1, ...")
-    ] = 3,
-    multiples: Annotated[str, typer.Option(metavar="S,...", help="Total batches, over M0.")] = "1,4,8,16",
-    rules: Annotated[str, typer.Option(metavar="RULE,...", help="Of scaling.")] = ",".join(RULES),
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
-) -> None:
-    """Progress and examples to the target at several batch sizes, by rules of scaling."""
-    modules = load_config(os.environ).applications.modules
-    known = applications(modules)
-    names = _among("--app", app or list(known), known)
-    chosen = _among("--rules", rules.split(","), RULES)
-    scales = _multiples(multiples)
-    with signals_as_interrupt():
-        result = measure(names, range(seeds), scales, chosen, modules)
-    report(result, text(result), as_json=as_json)
 
 
 def measure(
@@ -239,22 +214,3 @@ def _remark(row: dict[str, Any]) -> str:
 
 def _number(value: float | None, form: str) -> str:
     return "-" if value is None else form.format(value)
-
-
-def _among(option: str, given: Sequence[str], allowed: Any) -> list[str]:
-    for name in given:
-        if name not in allowed:
-            raise typer.BadParameter(f"{option} {name!r}: allowed: {', '.join(allowed)}")
-    return list(dict.fromkeys(given))
-
-
-def _multiples(given: str) -> list[int]:
-    try:
-        values = [int(part) for part in given.split(",")]
-    except ValueError:
-        values = [0]
-    if not all(1 <= value <= 1024 for value in values):
-        raise typer.BadParameter(
-            f"--multiples {given!r}: allowed: whole numbers from 1 to 1024, as in 1,4,16"
-        )
-    return values

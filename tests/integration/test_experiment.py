@@ -80,7 +80,7 @@ def test_a_killed_experiment_goes_on_where_it_was_and_repeats_what_was_half_done
             out, err = again.communicate(timeout=100)
     assert (again.returncode, err) == (0, "")
     told = out.splitlines()
-    assert "processes that a killed experiment had left running were ended" in told[0]
+    assert "processes that a killed experiment had left running" in told[0]
     assert told[1].startswith("quick-fixed-1: was interrupted")
     assert told[2].startswith("2/2 quick-fixed-1: mean JCT")
     assert told[-1].endswith("coadapt compare logs/few")

@@ -10,6 +10,7 @@ from types import ModuleType
 from common.lifecycle import UserError
 from common.types import ApplicationSpec
 from workloads.applications.interface import Build, Task
+from workloads.applications.working_directory import working_directory_modules
 
 OWN_MODULES = (
     "workloads.applications.digits_cnn",
@@ -51,14 +52,16 @@ def build_task(
                 f"settings: {key!r}: no such setting of {name}; allowed: {', '.join(allowed) or 'none'}"
             )
     build: Build = known[name].build
-    return build(seed, settings)
+    with working_directory_modules():  # a module may import others when it builds
+        return build(seed, settings)
 
 
 def _load(modules: Sequence[str]) -> dict[str, ModuleType]:
     known: dict[str, ModuleType] = {}
     for path in (*OWN_MODULES, *modules):
         try:
-            module = import_module(path)
+            with working_directory_modules():
+                module = import_module(path)
         except (Exception, SystemExit) as error:  # a user's module may raise anything
             raise UnknownApplication(
                 f"application module {path!r}: cannot be imported: {type(error).__name__}: {error}"

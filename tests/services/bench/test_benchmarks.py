@@ -20,18 +20,6 @@ WAIT_S = 150.0
 STARTED = {"overhead": 4, "pacing": 3}
 """Processes, when it is in the middle of its start: with logger and agents; with resource tracker and
 forkserver."""
-RANGES = {
-    ("resize", "--rounds"): "whole numbers from 1 to 1000",
-    ("overhead", "--pairs"): "whole numbers from 1 to 1000",
-    ("overhead", "--seconds"): "0.05 to 3600 seconds",
-    ("pacing", "--seconds"): "0.2 to 600 seconds",
-    ("scaling", "--seeds"): "whole numbers from 1 to 1000",
-    ("decision", "--jobs"): "whole numbers from 1 to 100000",
-    ("decision", "--nodes"): "whole numbers from 1 to 16384",
-    ("decision", "--slots"): "whole numbers from 1 to 64",
-    ("decision", "--rounds"): "whole numbers from 1 to 10000",
-    ("decision", "--seed"): "whole numbers from 0 to 2147483647",
-}
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -127,33 +115,3 @@ def test_a_benchmark_interrupted_at_a_terminal_ends_with_130_and_leaves_nothing(
     os.killpg(process.pid, signal.SIGINT)
     output, errors = process.communicate(timeout=WAIT_S)
     assert (process.returncode, output, errors) == (130, "", "")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error"),
-    [
-        (
-            ["resize", "--app", "x"],
-            "coadapt: Invalid value: --app 'x': allowed: digits-cnn, mnist1d-conv, char-lm, matfac\n",
-        ),
-        (["x"], "coadapt: Invalid value: 'x': allowed: resize, overhead"),
-        (
-            ["decision", "--jobs", "0"],
-            "coadapt: Invalid value for '--jobs': '0': allowed: whole numbers from 1 to 100000\n",
-        ),
-        *(
-            (
-                [name, option, value],
-                f"coadapt: Invalid value for '{option}': '{value}': allowed: {allowed}\n",
-            )
-            for (name, option), allowed in RANGES.items()
-            for value in ("-1", "x", "nan", "inf", "9" * 26)
-        ),
-    ],
-)
-def test_what_is_not_known_is_refused_with_what_is_allowed(
-    coadapt: Callable[..., tuple[int, str, str]], arguments: list[str], error: str
-) -> None:
-    code, output, errors = coadapt("bench", *arguments)
-    assert (code, output) == (2, "")
-    assert errors.startswith(error)

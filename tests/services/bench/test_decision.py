@@ -1,23 +1,17 @@
 """The benchmark of decisions, in its smallest form."""
 
-import json
 import random
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
 
 from common.lifecycle import UserError
-from services.bench.decision import command, first_view, next_view, run
+from services.bench.decision import first_view, next_view, run
 from services.scheduler.policies import OWN, make_policy
 from services.scheduler.policies.fixed import FixedPolicy
 from services.scheduler.policies.interface import ClusterView, Decision
-
-app = typer.Typer()
-app.command("decision")(command)
 
 
 def test_a_run_tells_times_and_how_near_to_the_bound_it_came() -> None:
@@ -56,15 +50,6 @@ def test_the_same_seed_gives_the_same_decisions() -> None:
     one, two = (run(10, 4, 4, 3, "pollux", seed=5) for _ in range(2))
     for key in ("value_over_bound", "value_over_bound_least", "slots_used"):
         assert one[key] == two[key]
-
-
-def test_the_command_prints_one_json_object() -> None:
-    arguments = ["--jobs", "3", "--nodes", "2", "--slots", "2", "--rounds", "1", "--json"]
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 0
-    found = json.loads(done.stdout)
-    assert (found["benchmark"], found["jobs"], found["nodes"], found["slots"]) == ("decision", 3, 2, 2)
-    assert found["machine"]["cores"] >= 1
 
 
 @pytest.mark.parametrize(

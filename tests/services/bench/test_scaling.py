@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from services.bench.scaling import measure, plan, summarize, text
-from services.cli.main import main
 from workloads.applications import applications
 from workloads.trainer.standalone.train_alone import TrainingCase, TrainingOutcome, train
 from workloads.trainer.training_state import MAX_BAD_STEPS
@@ -118,25 +117,3 @@ def test_progress_to_the_target_does_not_depend_on_the_batch_size() -> None:
     largest = row(result, "adascale", 16)
     assert largest["batch"] == applications()["matfac"].max_batch_size
     assert largest["progress_ratio"] == pytest.approx(1.0, abs=0.2)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "complaint"),
-    [
-        (["--app", "imagenet"], "--app 'imagenet': allowed: digits-cnn, mnist1d-conv, char-lm, matfac"),
-        (["--rules", "adascale,best"], "--rules 'best': allowed: adascale, linear, none"),
-        (["--multiples", "1,0"], "--multiples '1,0': allowed: whole numbers from 1 to 1024"),
-        (["--multiples", "x"], "--multiples 'x': allowed: whole numbers"),
-        (["--seeds", "0"], "'--seeds': '0': allowed: whole numbers from 1 to 1000"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(
-    arguments: list[str],
-    complaint: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr("sys.argv", ["coadapt", "bench", "scaling", *arguments])
-    with pytest.raises(SystemExit, match="2"):
-        raise SystemExit(main())
-    assert complaint in capsys.readouterr().err

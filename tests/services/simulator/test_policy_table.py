@@ -33,9 +33,12 @@ def simulate(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (("--policy", "fixed"), "either --workload or --jobs is needed, and not both"),
+        (("--policy", "fixed"), "give either --workload or --jobs, not both"),
         (("--policy", "fixed", "--jobs", "0"), "allowed: whole numbers from 1 to"),
-        (("--policy", "fixed", "--jobs", "3", "--world", "osdi21"), "--jobs 3: only with --world synthetic"),
+        (
+            ("--policy", "fixed", "--jobs", "3", "--world", "osdi21"),
+            "--jobs 3: allowed only with --world synthetic",
+        ),
         (("--policy", "best", "--jobs", "3"), "policy 'best': not one of fixed"),
         (("--policy", "tiresias:x=1", "--jobs", "3"), "policy 'tiresias:x=1': 'x': no such parameter"),
         (("--policy", "fixed", "--workload", "nowhere.csv"), "nowhere.csv: "),

@@ -128,16 +128,16 @@ def test_workloads_whose_jobs_all_come_at_once_are_left_out_of_the_load_sweep(
     assert study["sweeps"]["load"]["points"]["2"]["pollux"]["over_baseline"]["runs"] == 1
     code, out, err = sensitivity(*common, "--workload", burst)
     assert (code, out) == (2, "")
-    assert "--sweep load: the jobs of every workload come at once" in err
+    assert "--sweep load: in every workload all jobs arrive at once" in err
 
 
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (("--world", "mars"), "--world 'mars': allowed: calibrated, osdi21"),
-        (("--world", "calibrated", "--traces", "."), "--traces .: only with --world osdi21"),
-        (("--world", "osdi21", "--profiles", "."), "--profiles .: only with --world calibrated"),
-        (("--world", "calibrated", "--requests", "odd"), "--requests 'odd': allowed: tuned, realistic"),
+        (("--world", "mars"), "'--world': 'mars': allowed: calibrated, osdi21"),
+        (("--world", "calibrated", "--traces", "."), "--traces .: allowed only with --world osdi21"),
+        (("--world", "osdi21", "--profiles", "."), "--profiles .: allowed only with --world calibrated"),
+        (("--world", "calibrated", "--requests", "odd"), "'--requests': 'odd': allowed: tuned, realistic"),
     ],
 )
 def test_what_cannot_be_is_refused(sensitivity, arguments: tuple[str, ...], problem: str) -> None:

@@ -1,11 +1,11 @@
-"""What the trainer is compared with: the shortest loop that trains the same task, alone or as plain
-DistributedDataParallel. Run by `coadapt bench`, as `python -m workloads.trainer.standalone.baselines`.
+"""The loops that `coadapt bench` compares the trainer with.
 
-With RANK and WORLD_SIZE in its environment, as under torchrun, it is one rank of so many. It knows nothing of
-elasticity, gradient statistics, checkpoints or evaluations.
+`train_baseline` is the shortest loop that trains the same task, in one process or as plain
+DistributedDataParallel. It has no elasticity, gradient statistics, checkpoints or evaluations. RANK and
+WORLD_SIZE in the environment make it one rank of several, as under torchrun. The benchmarks call it
+by `python -c`: parsing a command line would add to the start time that they measure.
 """
 
-import argparse
 import os
 import sys
 import time
@@ -17,11 +17,11 @@ from torch.nn.parallel import DistributedDataParallel
 from workloads.applications import build_task
 
 TIMEOUT_S = 60.0
-"""Of every collective, however busy the machine is."""
+"""Bound on every collective, even on a busy machine."""
 
 
 class BaselineTrainer:
-    """All ranks use equal shares of every batch, in an order that follows from `seed`."""
+    """Every rank trains on an equal share of each batch; the order of the examples follows from `seed`."""
 
     def __init__(self, application: str, seed: int, rank: int, ranks: int) -> None:
         self._task = build_task(application, seed)
@@ -32,7 +32,7 @@ class BaselineTrainer:
         self._order = torch.empty(0, dtype=torch.int64)
 
     def train(self, steps: int, batch: int) -> None:
-        """`batch`: examples of a step, over all ranks."""
+        """`batch`: examples in one step, over all ranks."""
         for _ in range(steps):
             if len(self._order) < batch:
                 self._order = torch.randperm(self._task.train_examples, generator=self._shuffled)
@@ -43,41 +43,34 @@ class BaselineTrainer:
             self._task.optimizer.step()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("application")
-    parser.add_argument("--init-method", default="env://", help="where the ranks meet")
-    parser.add_argument(
-        "--one-step", type=int, metavar="BATCH", help="one step of BATCH; print the monotonic clock after it"
-    )
-    options = parser.parse_args()
+def train_baseline(application: str, *, init_method: str = "env://", one_step: int | None = None) -> None:
+    """Train the application with a plain loop; the ranks meet at `init_method`.
+
+    With `one_step`, train one step of this total batch size and print the monotonic clock after it, in
+    seconds. Without it, train what standard input asks for."""
     torch.set_num_threads(1)
     rank, ranks = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if ranks > 1:
         torch.distributed.init_process_group(
-            "gloo", options.init_method, rank=rank, world_size=ranks, timeout=timedelta(seconds=TIMEOUT_S)
+            "gloo", init_method, rank=rank, world_size=ranks, timeout=timedelta(seconds=TIMEOUT_S)
         )
-    loop = BaselineTrainer(options.application, 0, rank, ranks)
-    if options.one_step is None:
+    loop = BaselineTrainer(application, 0, rank, ranks)
+    if one_step is None:
         _train_on_demand(loop)
     else:
-        loop.train(1, options.one_step)
+        loop.train(1, one_step)
         if rank == 0:
             print(time.monotonic(), flush=True)
     if ranks > 1:
-        # gloo may abort a process that takes its connections down while others do.
+        # gloo may abort a process that closes its connections while other ranks close theirs.
         torch.distributed.barrier()
         os._exit(0)
 
 
 def _train_on_demand(loop: BaselineTrainer) -> None:
-    """For each line on standard input, steps and batch: train so much, answer with the seconds."""
+    """For each line "STEPS BATCH" on standard input: train so many steps and print the seconds they took."""
     for line in sys.stdin:
         steps, batch = map(int, line.split())
         start_s = time.perf_counter()
         loop.train(steps, batch)
         print(time.perf_counter() - start_s, flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,10 +1,11 @@
-"""What `coadapt experiment` refuses, and what it says without running anything."""
+"""Run and experiment: what they refuse, and what they say without running anything."""
 
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from services.cli.run_commands import readable_duration
 from services.experiment.folder import RUN_FILE, Folder, write_json
 from services.experiment.plan import planned, read_definition
 
@@ -23,7 +24,7 @@ def command(coadapt, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "error"),
     [
         (["none.toml"], "none.toml: cannot be read"),
         (["some.toml", "--policy", "sia"], "--policy 'sia': allowed: fixed, pollux"),
@@ -34,16 +35,15 @@ def command(coadapt, tmp_path, monkeypatch):
         (["some.toml", "-j", "none"], "'none': allowed: whole numbers from 1"),
     ],
 )
-def test_bad_options_exit_2_in_one_line(command, arguments, told):
-    code, out, err = command(*arguments)
-    assert (code, out) == (2, "")
-    (line,) = err.splitlines()
-    assert told in line
+def test_bad_options_of_experiment_are_one_line_and_exit_2(command, the_error, arguments, error):
+    result = command(*arguments)
+    assert result.code == 2
+    assert error in the_error(result)
     assert not Path("logs").exists()
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "error"),
     [
         (DEFINITION.replace("pollux", "sia"), "policy 'sia': not one of"),
         (DEFINITION.replace("pollux", "optimus"), "only a simulator knows"),
@@ -52,11 +52,11 @@ def test_bad_options_exit_2_in_one_line(command, arguments, told):
         (DEFINITION.replace("mine.toml", "steady") + 'profiles = "none"', "none"),
     ],
 )
-def test_what_no_run_could_do_is_told_before_the_first(command, text, told):
+def test_a_definition_that_no_run_could_follow_is_refused_before_the_first(command, the_error, text, error):
     Path("some.toml").write_text(text)
-    code, out, err = command("some.toml")
-    assert (code, out) == (2, "")
-    assert told in err
+    result = command("some.toml")
+    assert result.code == 2
+    assert error in the_error(result)
     assert not Path("logs").exists()
 
 
@@ -88,7 +88,7 @@ def test_a_dry_run_shows_the_plan_and_what_is_left_of_it(command):
     ]
 
 
-def test_a_dry_run_of_jobs_alone_shows_their_plan(command):
+def test_a_dry_run_of_isolated_jobs_shows_their_plan(command):
     folder = Folder(Path("logs/some"), read_definition(Path("some.toml")))
     code, out, _ = command("some.toml", "--isolated", "--dry-run")
     assert code == 0
@@ -100,7 +100,7 @@ def test_a_dry_run_of_jobs_alone_shows_their_plan(command):
     ]
 
 
-def test_an_experiment_that_is_done_runs_nothing_and_says_what_is_not_clean(command):
+def test_a_finished_experiment_runs_nothing_and_reports_what_is_not_clean(command):
     definition = read_definition(Path("some.toml"))
     folder = Folder(Path("logs/some"), definition)
     for run in planned(definition):
@@ -112,3 +112,28 @@ def test_an_experiment_that_is_done_runs_nothing_and_says_what_is_not_clean(comm
     assert err == "coadapt: mine-fixed-2: not clean: too noisy\n"
     assert out.splitlines() == [f"3 of 4 runs are clean: {folder.path}", "next: coadapt compare logs/some"]
     assert command("some.toml", "--policy", "pollux")[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error"),
+    [
+        (["missing.toml"], "missing.toml: cannot be read"),
+        (["missing.toml", "--timeout", "-1"], "'--timeout': '-1': allowed: seconds, 0 or more"),
+        (["missing.toml", "--timeout", "nan"], "'nan': allowed: seconds"),
+        (["mine.toml", "--policy", "best"], "policy 'best': not one of fixed, dynamic"),
+        (["mine.toml", "--policy", "optimus"], "only a simulator knows"),
+    ],
+)
+def test_run_refuses_bad_input_before_it_starts_a_stack(refused, arguments, error, tmp_path, monkeypatch):
+    (tmp_path / "mine.toml").write_text(SET)
+    monkeypatch.chdir(tmp_path)
+    assert error in refused("run", *arguments)
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.toml"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0.4, "0 s"), (89.0, "89 s"), (90.0, "2 min"), (3599.0, "1 h 0 min"), (7500.0, "2 h 5 min")],
+)
+def test_durations_are_readable(seconds, text):
+    assert readable_duration(seconds) == text

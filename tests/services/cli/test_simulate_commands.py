@@ -1,4 +1,6 @@
-"""`coadapt simulate`: what it prints, what it keeps, and what it refuses."""
+"""Simulate: what it prints, what it keeps, and what it refuses.
+
+Sensitivity and fidelity are tested with the modules that they call."""
 
 import json
 import re
@@ -15,9 +17,12 @@ import pytest
 from msgspec import structs
 
 from analysis.summarize import main as summarize
-from services.simulator.cases import LOCK_FILE, SimulationCase
+from services.cli import simulate_commands
+from services.simulator.cases import CLUSTERS, LOCK_FILE, SimulationCase
 from services.simulator.cases import simulate as simulate_case
+from services.simulator.sweeps import BASELINES, sweeps
 from tests.fixtures.profiles import write_profiles
+from workloads.files.generate import REQUESTS
 
 TABLE = "name,time,application,num_replicas,batch_size\na,0,small,1,128\nb,30,small,2,256\n"
 PATIENCE_S = 30.0
@@ -48,7 +53,7 @@ def test_one_run_is_one_object_with_a_time_for_each_job(simulate, table: Path) -
     assert result["refused"] == result["failed"] == {}
 
 
-def test_many_runs_go_to_processes_and_come_back_in_order(simulate, table: Path) -> None:
+def test_results_of_several_processes_come_in_the_order_of_the_runs(simulate, table: Path) -> None:
     code, out, err = simulate(
         "--workload", table, "--policy", "fixed", "--world", "synthetic", "--seed", 1, "--seed", 2, "--json"
     )
@@ -57,7 +62,7 @@ def test_many_runs_go_to_processes_and_come_back_in_order(simulate, table: Path)
     assert [line.split()[0] for line in err.splitlines()] == ["1/2", "2/2"]
 
 
-def test_the_same_seed_leaves_the_same_bytes_which_summarize_finds_clean(
+def test_the_same_seed_writes_the_same_log_and_its_audit_is_clean(
     simulate, table: Path, tmp_path: Path, capsys
 ) -> None:
     logs = []
@@ -72,7 +77,7 @@ def test_the_same_seed_leaves_the_same_bytes_which_summarize_finds_clean(
     assert run["jobs"]["verified"] == 2
 
 
-def test_a_run_that_is_there_is_never_written_to(simulate, table: Path, tmp_path: Path) -> None:
+def test_an_existing_run_is_never_changed(simulate, table: Path, tmp_path: Path) -> None:
     arguments = ("--workload", table, "--policy", "fixed", "--world", "synthetic", "--out", tmp_path / "out")
     assert simulate(*arguments)[0] == 0
     before = (tmp_path / "out" / "jobs-fixed-0" / "events.jsonl").read_bytes()
@@ -82,7 +87,7 @@ def test_a_run_that_is_there_is_never_written_to(simulate, table: Path, tmp_path
     assert (tmp_path / "out" / "jobs-fixed-0" / "events.jsonl").read_bytes() == before
 
 
-def test_a_command_keeps_others_from_its_runs_and_a_signal_ends_its_processes_and_what_is_not_complete(
+def test_a_running_command_owns_its_runs_and_a_signal_removes_its_processes_and_incomplete_runs(
     simulate, table: Path, tmp_path: Path, capsys
 ) -> None:
     long = tmp_path / "long.csv"
@@ -122,7 +127,7 @@ def test_a_command_keeps_others_from_its_runs_and_a_signal_ends_its_processes_an
     assert len(json.loads(capsys.readouterr().out)) == 1
 
 
-def test_a_run_that_cannot_be_written_leaves_nothing_and_can_be_run_again(
+def test_a_run_that_cannot_be_written_leaves_nothing_and_can_be_repeated(
     simulate, table: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "out"
@@ -139,7 +144,7 @@ def test_a_run_that_cannot_be_written_leaves_nothing_and_can_be_run_again(
     assert simulate(*arguments)[0] == 0
 
 
-def test_what_a_killed_command_left_is_no_run_and_goes_with_the_next_one(
+def test_the_remains_of_a_killed_command_are_no_run_and_the_next_command_removes_them(
     simulate, table: Path, tmp_path: Path, capsys
 ) -> None:
     out = tmp_path / "out"
@@ -156,13 +161,13 @@ def test_what_a_killed_command_left_is_no_run_and_goes_with_the_next_one(
     assert (out / "jobs-fixed-0" / "events.jsonl").read_bytes() == log
 
 
-def test_no_run_has_the_name_of_a_hidden_folder(simulate, table: Path, tmp_path: Path) -> None:
+def test_a_run_id_never_starts_with_a_dot(simulate, table: Path, tmp_path: Path) -> None:
     hidden = table.rename(table.with_name(".jobs.csv"))
     arguments = ("--workload", hidden, "--policy", "fixed", "--world", "synthetic", "--json")
     assert json.loads(simulate(*arguments)[1])["run_id"] == "-jobs-fixed-0"
 
 
-def test_a_run_in_which_every_job_is_refused_says_so_and_fails(simulate, table: Path) -> None:
+def test_a_run_in_which_every_job_is_refused_fails_and_says_so(simulate, table: Path) -> None:
     arguments = ("--workload", table, "--policy", "fixed", "--world", "synthetic", "--nodes", 1, "--slots", 1)
     table.write_text(TABLE.splitlines(keepends=True)[0] + "a,0,small,64,4096\nb,0,small,2,256\n")
     code, out, _ = simulate(*arguments)
@@ -173,7 +178,7 @@ def test_a_run_in_which_every_job_is_refused_says_so_and_fails(simulate, table: 
     assert json.loads(out)["idle"]
 
 
-def test_an_impossible_job_is_told_and_the_others_are_simulated(simulate, table: Path) -> None:
+def test_an_impossible_job_is_reported_and_the_others_are_simulated(simulate, table: Path) -> None:
     table.write_text(TABLE + "c,10,small,64,4096\nd,10,small,1,5\n")
     code, out, _ = simulate(
         "--workload", table, "--policy", "fixed", "--world", "synthetic", "--nodes", 2, "--json"
@@ -186,9 +191,9 @@ def test_an_impossible_job_is_told_and_the_others_are_simulated(simulate, table:
 
 
 @pytest.mark.parametrize(
-    ("changes", "complaint"),
+    ("changes", "error"),
     [
-        ({"--world": "mars"}, "--world 'mars': allowed: osdi21, calibrated, synthetic"),
+        ({"--world": "mars"}, "'--world': 'mars': allowed: osdi21, calibrated, synthetic"),
         ({"--policy": "best"}, "policy 'best': not one of fixed"),
         ({"--workload": "nowhere.csv"}, "nowhere.csv: no such file"),
         ({"--nodes": "0"}, "'0': allowed: whole numbers from 1"),
@@ -205,27 +210,26 @@ def test_an_impossible_job_is_told_and_the_others_are_simulated(simulate, table:
         ({"--restart-s": "-1"}, "'-1': allowed: 0 to 1000000 seconds"),
         ({"--restart-s": "1e300"}, "'1e300': allowed: 0 to 1000000 seconds"),
         ({"--world": "osdi21", "--interference": "1"}, "'1': allowed: 0 to 0.99"),
-        ({"--interference": "0.5"}, "--interference 0.5: only with --world osdi21"),
+        ({"--interference": "0.5"}, "--interference 0.5: allowed only with --world osdi21"),
         ({"--seed": "-1"}, "'-1': allowed: whole numbers from 0"),
         ({"-j": "0"}, "'0': allowed: whole numbers from 1"),
         ({"--world": "osdi21"}, "--traces DIR: the world osdi21 needs it"),
         ({"--world": "osdi21", "--traces": "."}, "--traces .: no folder `traces` in it"),
-        ({"--traces": "."}, "--traces .: only with --world osdi21"),
+        ({"--traces": "."}, "--traces .: allowed only with --world osdi21"),
         ({"--out": ""}, "'--out': '': allowed: a path"),
         ({"--workload": ""}, "'--workload': '': allowed: a path"),
         ({"--out": "/proc/nothing"}, "--out /proc/nothing: cannot be written"),
         ({"--out": "x" * 5000}, "--out xxx"),
     ],
 )
-def test_bad_input_is_one_line_and_exit_2(simulate, table: Path, changes, complaint: str) -> None:
+def test_bad_input_is_one_line_and_exit_2(simulate, the_error, table: Path, changes, error: str) -> None:
     options = {"--workload": table, "--policy": "fixed", "--world": "synthetic", **changes}
-    code, out, err = simulate(*(part for pair in options.items() for part in pair))
-    assert (code, out) == (2, "")
-    assert complaint in err
-    assert len(err.splitlines()) == 1
+    result = simulate(*(part for pair in options.items() for part in pair))
+    assert result.code == 2
+    assert error in the_error(result)
 
 
-def test_two_runs_of_one_name_are_refused_before_the_first(simulate, table: Path) -> None:
+def test_two_runs_with_the_same_name_are_refused_before_the_first_starts(simulate, table: Path) -> None:
     for name in ("a b.csv", "a-b.csv"):
         table.with_name(name).write_text(TABLE)
     table.unlink()
@@ -287,7 +291,7 @@ def test_in_the_calibrated_world_a_workload_is_a_toml_file_or_a_table_or_a_set(
     assert result["rounds"] > result["makespan_s"] / 4, "a round every two seconds, and others"
 
 
-def test_a_calibrated_run_is_clean_and_says_how_fast_its_slots_are(
+def test_the_log_of_a_calibrated_run_is_clean_and_has_the_speed_of_its_slots(
     simulate, calibrated, tmp_path: Path, capsys
 ) -> None:
     out = tmp_path / "out"
@@ -301,28 +305,27 @@ def test_a_calibrated_run_is_clean_and_says_how_fast_its_slots_are(
 
 
 @pytest.mark.parametrize(
-    ("changes", "complaint"),
+    ("changes", "error"),
     [
         ({"--profiles": "nowhere"}, "nowhere/machine.toml: cannot be read: No such file or directory; `coad"),
-        ({"--world": "synthetic"}, "only with --world calibrated"),
+        ({"--world": "synthetic"}, "allowed only with --world calibrated"),
         ({"--workload": "nowhere"}, "--workload nowhere: no such file"),
-        ({"--interference": "0.5"}, "--interference 0.5: only with --world osdi21"),
+        ({"--interference": "0.5"}, "--interference 0.5: allowed only with --world osdi21"),
         ({"--slots": "0"}, "'0': allowed: whole numbers from 1"),
         ({"--slots": "5"}, "slots 5: allowed in calibrated: 1 to 4, as were measured"),
     ],
 )
-def test_what_is_wrong_with_a_calibrated_run_is_one_line(
-    simulate, calibrated, changes, complaint: str
+def test_bad_input_in_the_calibrated_world_is_one_line_and_exit_2(
+    simulate, the_error, calibrated, changes, error: str
 ) -> None:
     world, profiles = calibrated[1], calibrated[3]
     options = {"--workload": "demo", "--policy": "fixed", "--world": world, "--profiles": profiles, **changes}
-    code, out, err = simulate(*(part for pair in options.items() for part in pair))
-    assert (code, out) == (2, "")
-    assert complaint in err
-    assert len(err.splitlines()) == 1
+    result = simulate(*(part for pair in options.items() for part in pair))
+    assert result.code == 2
+    assert error in the_error(result)
 
 
-def test_an_application_without_a_profile_is_told_from_one_that_is_not_there(
+def test_a_missing_profile_and_an_unknown_application_are_different_errors(
     simulate, calibrated, tmp_path: Path
 ) -> None:
     folder = tmp_path / "profiles"
@@ -340,7 +343,7 @@ def test_an_application_without_a_profile_is_told_from_one_that_is_not_there(
         assert len(err.splitlines()) == 1
 
 
-def test_a_workload_that_cannot_be_read_is_told_before_the_first_of_many_runs(
+def test_an_unreadable_workload_is_refused_before_the_first_of_several_runs(
     simulate, calibrated, table: Path, tmp_path: Path
 ) -> None:
     for world in (("--world", "synthetic"), calibrated):
@@ -357,7 +360,7 @@ def test_a_workload_that_cannot_be_read_is_told_before_the_first_of_many_runs(
         assert not out.exists()
 
 
-def test_arrivals_come_denser_by_the_load(tmp_path: Path) -> None:
+def test_a_higher_load_makes_arrivals_denser(tmp_path: Path) -> None:
     path = tmp_path / "two.toml"
     path.write_text(JOBS)
     case = SimulationCase(
@@ -378,3 +381,11 @@ def test_arrivals_come_denser_by_the_load(tmp_path: Path) -> None:
     usual, dense = simulate_case(case), simulate_case(structs.replace(case, load=2.0))
     assert dense.jcts_s["digits-cnn-1"] == usual.jcts_s["digits-cnn-1"]
     assert dense.jcts_s["matfac-2"] == pytest.approx(usual.jcts_s["matfac-2"] + 1.0), "it waits longer"
+
+
+def test_the_help_of_simulations_names_all_worlds_requests_and_sweeps(coadapt) -> None:
+    assert tuple(CLUSTERS) == simulate_commands.WORLDS
+    assert tuple(BASELINES) == simulate_commands.SENSITIVITY_WORLDS
+    assert simulate_commands.REQUESTS == REQUESTS
+    help_text = coadapt("sensitivity", "--help").out
+    assert all(name in help_text for world in BASELINES for name in sweeps(world))
