@@ -34,88 +34,115 @@ class ConfigError(Exception):
 
 
 class RunConfig(Struct, frozen=True):
-    """Where a run is kept. An empty `run_id` lets the scheduler make one from the time and the policy."""
+    """Name, place and seed of a run."""
 
     logs_dir: Annotated[str, Meta(min_length=1)] = "logs"
+    """Folder in which each run creates a folder of its own."""
     run_id: Annotated[str, Meta(pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,99})?$")] = ""
+    """Name of the run; empty: made from the time and the policy."""
     workload: str = ""
+    """Name of the workload, for the event log; `coadapt run` sets it."""
     seed: Annotated[int, Meta(ge=0, lt=2**31)] = 0
+    """Seed of all random choices in the scheduler's decisions."""
 
 
 class EndpointsConfig(Struct, frozen=True):
-    """ZeroMQ endpoints that scheduler, collector and logger bind; all others connect."""
+    """ZeroMQ endpoints. Scheduler, metrics-collector and event-logger bind them; all others connect."""
 
     scheduler_requests: str = "tcp://127.0.0.1:7801"
+    """The scheduler answers clients, agents and the metrics-collector here."""
     scheduler_orders: str = "tcp://127.0.0.1:7802"
+    """The scheduler publishes its orders to the agents here."""
     collector_requests: str = "tcp://127.0.0.1:7803"
+    """The metrics-collector answers the scheduler here."""
     collector_events: str = "tcp://127.0.0.1:7804"
+    """The metrics-collector receives events here."""
     logger_requests: str = "tcp://127.0.0.1:7805"
+    """The event-logger acknowledges and repairs events here."""
     logger_events: str = "tcp://127.0.0.1:7806"
+    """The event-logger receives events here."""
     keys_dir: str = ""
-    """Folder of CURVE keys; required for any address that is not loopback."""
+    """Folder of CURVE keys; required for addresses other than loopback."""
 
 
 class SchedulerConfig(Struct, frozen=True):
+    """When and how the scheduler decides."""
+
     policy: str = "pollux"
+    """Policy that decides: one of coadapt's own, or one of an installed package."""
     round_s: Seconds = 2.0
+    """Seconds between two rounds; an arrival or a finished job starts a round at once."""
     heartbeat_s: Seconds = 0.5
+    """Seconds between two reports of an agent, and between two repetitions of its orders."""
     agent_timeout_s: Seconds = 5.0
-    """An agent that was silent for so long is taken for gone."""
+    """An agent that sends nothing for this long counts as lost."""
     max_failures: Count = 3
-    """Infrastructure failures (lost replicas, lost nodes) that a job survives."""
+    """How many lost replicas or nodes a job survives."""
     restart_penalty_s: Seconds = 1.0
-    """What a policy assumes that a resize costs before a job has shown it."""
+    """What a policy assumes that a resize costs until the job has shown its own cost."""
 
 
 class CollectorConfig(Struct, frozen=True):
+    """What the metrics-collector remembers."""
+
     memory: bool = True
-    """Whether new jobs start from what former jobs of their application have shown."""
+    """Whether new jobs start from the measurements of earlier jobs of the same application."""
     memory_file: str = ""
-    """Where that is kept across runs; empty: `memory.json` in the folder of the runs."""
+    """File that keeps these measurements across runs; empty: memory.json in logs_dir."""
 
 
 class AgentConfig(Struct, frozen=True):
+    """The node that a job-agent offers."""
+
     slots: Annotated[int, Meta(ge=0, le=4096)] = 4
-    """Slots of a node; 0: one for every usable core."""
+    """Slots of the node; 0: one for each usable core."""
     slot_speed: Fraction = 0.125
-    """Fraction of a core that one slot is worth."""
+    """Fraction of a core that one slot is worth, above 0 and at most 1."""
     host: str = "127.0.0.1"
-    """Address of this node for torch's own connections."""
+    """Address of the node for torch's own connections."""
     stop_s: Seconds = 3.5
-    """The whole ladder ask, SIGTERM, SIGKILL when the agent stops."""
+    """Seconds within which the agent stops its replicas and itself."""
 
 
 class TrainerConfig(Struct, frozen=True):
+    """How replicas train, report and fail."""
+
     sample_every_s: Seconds = 0.5
+    """Seconds between two samples of a job's step times, gradient statistics and progress."""
     collective_timeout_s: Seconds = 10.0
-    """A collective or a rendezvous that takes longer has failed."""
+    """A collective operation or a rendezvous that takes longer has failed."""
     newcomers_timeout_s: Seconds = 3.0
-    """So long a group trains on while the newcomers of the next one are not there; then it switches all the
-    same, since they may wait for slots that it leaves."""
+    """How long a group keeps training while it waits for new replicas of the next group. Then it switches
+    anyway, since they may be waiting for its slots."""
     order_timeout_s: Seconds = 60.0
-    """A replica without group or orders for so long gives up."""
+    """A replica that has had no group and no orders for this long exits."""
     hang_timeout_s: Seconds = 60.0
-    """A replica that has not looked at its orders, as it does in every step, for so long is ended as lost.
-    The time that it may wait for others in a collective comes on top."""
+    """A replica that has not read its orders, as it does in each step, for this long is killed and counts as
+    lost. The time that it may wait in a collective operation is added."""
     checkpoint_every_s: Seconds = 15.0
-    """Between two periodic checkpoints, in case nobody survives."""
+    """Seconds between two checkpoints, which are needed only if no replica survives."""
     verify_timeout_s: Seconds = 300.0
-    """A verifier that takes longer is ended, and another one tries."""
+    """A verifier that takes longer is killed, and another one starts."""
     warmup_steps: Annotated[int, Meta(ge=0, le=1000)] = 3
-    """Steps after a change whose times are not measured."""
+    """Number of steps after a change that are not timed."""
 
 
 class LimitsConfig(Struct, frozen=True):
-    """Bounds for bytes from outside."""
+    """Limits for messages from other processes."""
 
     message_bytes: Count = 1_000_000
+    """Largest message that is read."""
     depth: Count = 32
+    """Deepest nesting of a message."""
     map_keys: Count = 10_000
+    """Most keys in one map of a message."""
 
 
 class ApplicationsConfig(Struct, frozen=True):
+    """Which applications can be trained."""
+
     modules: tuple[str, ...] = ()
-    """Modules with applications of the user's own, in addition to those of `workloads.applications`."""
+    """Modules with your own applications, in addition to the built-in ones."""
 
 
 class Config(Struct, frozen=True):

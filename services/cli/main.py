@@ -17,6 +17,7 @@ from services.cli.calibrate_command import calibrate
 from services.cli.compare_command import compare
 from services.cli.experiment_command import experiment
 from services.cli.fidelity_command import fidelity
+from services.cli.init_command import init
 from services.cli.options import integer, number, path_of, real
 from services.cli.sensitivity_command import sensitivity
 from services.cli.simulate_command import simulate
@@ -44,6 +45,7 @@ app = typer.Typer(
 )
 app.add_typer(bench)
 app.add_typer(workload)
+app.command()(init)
 app.command()(simulate)
 app.command()(compare)
 app.command()(calibrate)
