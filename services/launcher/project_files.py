@@ -38,13 +38,13 @@ seed = 1
 [[job]]
 application = "digits-cnn"
 at_s = 0.0          # seconds after the start of the workload
-target = 0.85       # the job ends when its metric on held-out data reaches this
+target = 0.8         # the job ends when its metric on held-out data reaches this
 replicas = 1        # how many replicas the user asks for; adaptive policies choose their own number
 
 [[job]]
 application = "mnist1d-conv"
 at_s = 1.0
-target = 0.45
+target = 0.4
 replicas = 2
 batch_size = 32     # total batch size that the user asks for; adaptive policies choose their own
 """
