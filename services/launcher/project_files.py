@@ -38,7 +38,7 @@ seed = 1
 [[job]]
 application = "digits-cnn"
 at_s = 0.0          # seconds after the start of the workload
-target = 0.8         # the job ends when its metric on held-out data reaches this
+target = 0.8        # the job ends when its metric on held-out data reaches this
 replicas = 1        # how many replicas the user asks for; adaptive policies choose their own number
 
 [[job]]

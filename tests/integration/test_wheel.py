@@ -18,6 +18,7 @@ from common.config import Config, EndpointsConfig, config_environment
 from common.messaging.request_reply import RequestClient, ServerUnavailable
 from common.protocol import GetJobs
 from services.launcher.stack import free_endpoints
+from tests.fixtures.command import clean_environment
 from tests.test_architecture import PACKAGES, TREES, imports
 
 ROOT = Path(__file__).parents[2]
@@ -75,11 +76,8 @@ class Shell:
         self.folder.mkdir()
         self._output = folder / "honcho.log"
         self._bin = installation.bin
-        others = {
-            name: value
-            for name, value in os.environ.items()
-            if not name.startswith(("COADAPT_", "PYTHON", "VIRTUAL_ENV"))
-        }
+        others = clean_environment()
+        del others["PYTHONPATH"]
         self.config = Config(endpoints=free_endpoints(EndpointsConfig()))
         endpoints = config_environment(self.config)
         self.environment = {

@@ -1,24 +1,21 @@
-"""The benchmarks of training, each in its smallest form, with all of their real processes."""
+"""The benchmarks that train, each in its smallest form and with all its real processes."""
 
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from services.bench import overhead, resize
 from services.cli.main import main
+from tests.fixtures.command import start_command
 from tests.fixtures.leftovers import nothing_left, processes
 
-ROOT = Path(__file__).parents[3]
 WAIT_S = 150.0
 STARTED = {"overhead": 4, "pacing": 3}
-"""Processes, when it is in the middle of its start: with logger and agents; with resource tracker and
+"""Number of processes in the middle of the start: with logger and agents, or resource tracker and
 forkserver."""
 RANGES = {
     ("resize", "--rounds"): "whole numbers from 1 to 1000",
@@ -42,11 +39,6 @@ def environment() -> Iterator[dict[str, str]]:
         yield marked
 
 
-def hear_interrupts() -> None:
-    """What a shell starts in the background is deaf to them, and so is its offspring."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 Bench = Callable[..., dict[str, Any]]
 
 
@@ -54,7 +46,7 @@ Bench = Callable[..., dict[str, Any]]
 def bench(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Bench:
-    """The result of a benchmark that is run in this process."""
+    """Runs a benchmark in this process and returns its result."""
 
     def run(*arguments: str) -> dict[str, Any]:
         for name, value in environment.items():
@@ -76,7 +68,7 @@ def bench(
 def test_resize_measures_every_change_and_a_restart_by_torchrun(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On one node, and beside torchrun with one process: every one of them has to import torch."""
+    """On one node and with one process of torchrun, since each of them has to import torch."""
     monkeypatch.setattr(resize, "NODES", ("a",))
     monkeypatch.setattr(resize, "SLOTS", 4)
     monkeypatch.setattr(resize, "TORCHRUN_PROCESSES", 1)
@@ -93,7 +85,7 @@ def test_resize_measures_every_change_and_a_restart_by_torchrun(
 def test_overhead_compares_the_trainer_with_a_loop_of_as_many_ranks(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On one node: every one of them has to import torch."""
+    """On one node, since each of them has to import torch."""
     monkeypatch.setattr(overhead, "NODES", ("a",))
     monkeypatch.setattr(overhead, "SLOTS", 2)
     assert overhead.CASES == {"one_replica": (1, 128), "one_replica_m0": (1, 16), "ddp": (2, 128)}
@@ -109,21 +101,12 @@ def test_a_benchmark_interrupted_at_a_terminal_ends_with_130_and_leaves_nothing(
     environment: dict[str, str], name: str
 ) -> None:
     """While torch is being imported for its replicas."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "services.cli.main", "bench", name],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=hear_interrupts,
-    )
+    process = start_command("bench", name, environment=environment)
     assert process.stderr is not None
     assert process.stderr.readline().startswith(f"{name}: 0/")
     while len(processes(environment)) < STARTED[name]:
         assert process.poll() is None
-    # As a terminal does: to the whole group.
+    # A terminal sends it to the whole process group.
     os.killpg(process.pid, signal.SIGINT)
     output, errors = process.communicate(timeout=WAIT_S)
     assert (process.returncode, output, errors) == (130, "", "")
@@ -151,7 +134,7 @@ def test_a_benchmark_interrupted_at_a_terminal_ends_with_130_and_leaves_nothing(
         ),
     ],
 )
-def test_what_is_not_known_is_refused_with_what_is_allowed(
+def test_bad_options_are_refused_with_the_allowed_values(
     coadapt: Callable[..., tuple[int, str, str]], arguments: list[str], error: str
 ) -> None:
     code, output, errors = coadapt("bench", *arguments)
