@@ -14,7 +14,7 @@ from tests.fixtures.command import start_command
 from tests.fixtures.leftovers import nothing_left, processes
 
 WAIT_S = 150.0
-STARTED = {"overhead": 4, "pacing": 3}
+STARTED = {"overhead": 4, "pacing": 3, "scaling": 4}
 """Number of processes in the middle of the start: with logger and agents, or resource tracker and
 forkserver."""
 RANGES = {
@@ -96,7 +96,7 @@ def test_overhead_compares_the_trainer_with_a_loop_of_as_many_ranks(
     assert case["ratio"]["p50"] == case["trainer_steps_per_s"]["p50"] / case["loop_steps_per_s"]["p50"]
 
 
-@pytest.mark.parametrize("name", ["overhead", "pacing"])
+@pytest.mark.parametrize("name", STARTED)
 def test_a_benchmark_interrupted_at_a_terminal_ends_with_130_and_leaves_nothing(
     environment: dict[str, str], name: str
 ) -> None:
