@@ -164,7 +164,7 @@ class AgentCluster:
             self._stack.callback(self._reactor.close)
             self._publisher = OrdersPublisher(self._reactor, endpoints.scheduler_orders)
             ReplyServer(self._reactor, endpoints.scheduler_requests, self._answer)
-            EventSubscriber(self._reactor, endpoints.collector_events, (), self._hear)
+            EventSubscriber(self._reactor, endpoints.collector_events, (), self._receive)
         self._reactor.every(config.scheduler.heartbeat_s, lambda: self._publisher.publish(self._orders))
         self._output = folder / "agents.log"
         output = self._stack.enter_context(self._output.open("ab"))
@@ -217,7 +217,7 @@ class AgentCluster:
         if isinstance(fact, ReplicaLost | JobRaised):
             self._broken = f"{fact.job_id}: {fact.reason}"
 
-    def _hear(self, record: EventRecord) -> None:
+    def _receive(self, record: EventRecord) -> None:
         event: Event = record.event
         self._living += isinstance(event, ReplicaStarted)
         self._living -= isinstance(event, ReplicaExited)

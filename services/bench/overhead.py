@@ -89,7 +89,7 @@ class Trainer:
 
     def __init__(self) -> None:
         self._samples: list[TrainingSample] = []
-        self._cluster = AgentCluster(NODES, SLOTS, self._hear, modules=(unevaluated.__name__,))
+        self._cluster = AgentCluster(NODES, SLOTS, self._receive, modules=(unevaluated.__name__,))
 
     def __enter__(self) -> "Trainer":
         self._cluster.__enter__()
@@ -120,7 +120,7 @@ class Trainer:
             window_s,
         )
 
-    def _hear(self, record: EventRecord) -> None:
+    def _receive(self, record: EventRecord) -> None:
         if isinstance(record.event, TrainingSample):
             self._samples.append(record.event)
 

@@ -214,7 +214,7 @@ class ReplicaStarter:
                 raise BenchError(f"the replicas reported too few steps in {WAIT_S + window_s:g} s")
             for pipe in wait(pipes, WAIT_S):
                 assert isinstance(pipe, Connection)
-                owners[id(pipe)].hear(pipe.recv_bytes(), window_s)
+                owners[id(pipe)].receive(pipe.recv_bytes(), window_s)
 
 
 class PacedGroup:
@@ -246,7 +246,7 @@ class PacedGroup:
         for rank, pipe in enumerate(self.pipes):
             pipe.send_bytes(msgspec.msgpack.encode(msgspec.structs.replace(order, rank=rank)))
 
-    def hear(self, data: bytes, window_s: float) -> None:
+    def receive(self, data: bytes, window_s: float) -> None:
         message: ReplicaMessage = decode(data, ReplicaMessage)
         match message:
             case TrainingSample() if message.generation == self._generation and self.measured_s() < window_s:

@@ -129,10 +129,10 @@ def read_usage() -> Usage:
     return Usage(all_s=all_s, busy_s=busy_s, steal_s=steal_s)
 
 
-def wait_until_quiet(bounds: LoadBounds, tell: Callable[[str], None], wait_s: float) -> str:
+def wait_until_quiet(bounds: LoadBounds, say: Callable[[str], None], wait_s: float) -> str:
     """Watch the machine until it is quiet, for at most `wait_s` and one watch more.
 
-    Returns "", or why it is still busy. `tell` gets one line if it has to wait."""
+    Returns "", or why it is still busy. `say` gets one line if it has to wait."""
     deadline_s = time.monotonic() + wait_s
     announced = False
     while True:
@@ -142,7 +142,7 @@ def wait_until_quiet(bounds: LoadBounds, tell: Callable[[str], None], wait_s: fl
         if not problem or time.monotonic() >= deadline_s:
             return problem
         if not announced:
-            tell(f"waiting for at most {wait_s:.0f} s until the machine is quieter: {problem}")
+            say(f"waiting for at most {wait_s:.0f} s until the machine is quieter: {problem}")
             announced = True
 
 

@@ -103,7 +103,7 @@ class ResizedJob:
     def __init__(self, application: ApplicationSpec) -> None:
         self._application = application
         self._spec = endless(application, "resized")
-        self._cluster = AgentCluster(NODES, SLOTS, self._hear)
+        self._cluster = AgentCluster(NODES, SLOTS, self._receive)
         self._begun = 0
         self._started: dict[int, GenerationStarted] = {}
         self._sampled: set[int] = set()
@@ -139,7 +139,7 @@ class ResizedJob:
         self._cluster.clear()
         self.replicas = 0
 
-    def _hear(self, record: EventRecord) -> None:
+    def _receive(self, record: EventRecord) -> None:
         if isinstance(record.event, GenerationStarted):
             self._started[record.event.generation] = record.event
         elif isinstance(record.event, TrainingSample):

@@ -177,7 +177,7 @@ def _train(task: RunTask, stack: Stack, meter: Meter, check: Callable[[], None])
 
     try:
         with Client(stack.config) as client:
-            arrivals = Arrivals(client, read(client.slots()), tell=lambda line: None)
+            arrivals = Arrivals(client, read(client.slots()), say=lambda line: None)
             return arrivals.failures(follow(stack.jobs, show, arrivals.over(task.definition.timeout_s)))
     except (StackError, ServerUnavailable) as error:
         return [str(error).splitlines()[0]]

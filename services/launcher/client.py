@@ -22,7 +22,7 @@ ATTEMPTS = 3
 Answer = TypeVar("Answer")
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     print(line, flush=True)
 
 
@@ -62,13 +62,13 @@ class Arrivals:
     """Submits each job of a workload when its arrival time has come, counted from now.
 
     A job table has all active jobs but only the newest of the ended ones. So jobs that have ended are
-    remembered here, and an accepted job that is not in the table has ended. `tell` gets one line for each
+    remembered here, and an accepted job that is not in the table has ended. `say` gets one line for each
     submission."""
 
-    def __init__(self, client: Client, workload: Workload, tell: Callable[[str], None] = say) -> None:
+    def __init__(self, client: Client, workload: Workload, say: Callable[[str], None] = print_line) -> None:
         self.job_ids = {row.spec.id for row in workload.rows}
         self._client = client
-        self._tell = tell
+        self._say = say
         self._submitted: set[str] = set()
         self._ended: dict[str, JobRow] = {}
         self._waiting = deque(workload.rows)
@@ -83,7 +83,7 @@ class Arrivals:
             spec = self._waiting.popleft().spec
             accepted = self._client.ask(SubmitJob(spec=spec), JobAccepted)
             self._submitted.add(spec.id)
-            self._tell(f"{spec.id}: {'already accepted' if accepted.duplicate else 'submitted'}")
+            self._say(f"{spec.id}: {'already accepted' if accepted.duplicate else 'submitted'}")
         return math.inf
 
     def over(self, timeout_s: float = math.inf) -> Callable[[JobTable], bool]:
