@@ -64,8 +64,9 @@ def _kill(living: Callable[[], Sequence[psutil.Process]], timeout_s: float) -> t
     while left := living():
         for process in left:
             with suppress(psutil.Error):
-                names.setdefault(process, f"{process.pid} {shlex.join(process.cmdline())}")
+                name = f"{process.pid} {shlex.join(process.cmdline())}"
                 process.kill()
+                names.setdefault(process, name)
         psutil.wait_procs(left, timeout=timeout_s)
         if time.monotonic() > deadline_s:
             break

@@ -61,20 +61,20 @@ class Procfile(NamedTuple):
 
     @property
     def nodes(self) -> set[str]:
-        """Names of the nodes whose agents are started. Raises StackError for a line that is no command."""
+        """Names of the nodes whose agents it starts. Raises StackError if it cannot be parsed."""
         try:
             commands = [shlex.split(line) for line in parse_procfile(self.text).processes.values()]
-        except (ValueError, AssertionError) as error:
+        except (ValueError, AssertionError) as error:  # honcho asserts that names are unique
             raise StackError(f"{self.source}: not a Procfile: {error}") from error
         agents = [words for words in commands if "services.job_agent" in words]
         return {name for words in agents for option, name in pairwise(words) if option == "--node"}
 
 
-def current_procfile(folder: Path = Path()) -> Procfile:
-    """The Procfile next to coadapt.toml in this folder, by default the current one; without these two files,
-    the built-in Procfile. Raises StackError if it cannot be read."""
-    file = folder / PROCFILE
-    if not (file.exists() and (folder / CONFIG_FILE).exists()):
+def current_procfile() -> Procfile:
+    """The Procfile next to coadapt.toml in the current folder, or the built-in one if these two files are not
+    there: a Procfile alone may belong to another program. Raises StackError if it cannot be read."""
+    file = Path(PROCFILE)
+    if not (file.exists() and Path(CONFIG_FILE).exists()):
         return Procfile("the built-in Procfile", PROCFILE_TEXT)
     try:
         return Procfile(str(file), file.read_text(encoding="utf-8"))

@@ -23,7 +23,10 @@ from tests.test_architecture import PACKAGES, TREES, imports
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 90.0
-DATA = ["workloads/sets/*.toml", "workloads/experiments/*.toml", "workloads/profiles/**/*.*"]
+FILES = [
+    *(f"{name}/**/*.py" for name in PACKAGES),
+    *("workloads/sets/*.toml", "workloads/experiments/*.toml", "workloads/profiles/**/*.*"),
+]
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -138,7 +141,7 @@ def shell(installation: Installation, tmp_path: Path) -> Shell:
     return Shell(installation, tmp_path)
 
 
-def test_the_packages_come_from_the_wheel_with_all_of_their_data(
+def test_the_packages_come_from_the_wheel_with_all_their_modules_and_data(
     installation: Installation, shell: Shell
 ) -> None:
     code = f"import {', '.join(PACKAGES)}; print(*(m.__path__[0] for m in ({', '.join(PACKAGES)})))"
@@ -151,7 +154,7 @@ def test_the_packages_come_from_the_wheel_with_all_of_their_data(
         check=True,
     )
     assert {Path(path).parent for path in found.stdout.split()} == {installation.site_packages}
-    for pattern in DATA:
+    for pattern in FILES:
         names = {path.relative_to(ROOT) for path in ROOT.glob(pattern)}
         assert names
         assert {name for name in names if not (installation.site_packages / name).is_file()} == set()
