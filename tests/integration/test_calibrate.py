@@ -102,7 +102,7 @@ def test_nothing_is_measured_on_a_busy_machine(
     code, output, errors = coadapt("calibrate", "--out", tmp_path, "--busy-before", "0")
     assert (code, output) == (3, "")
     assert errors.startswith("coadapt: the machine is busy: ")
-    assert errors.endswith("stop what else it does, or allow more with --busy-before\n")
+    assert errors.endswith("stop other processes, or allow more with --busy-before\n")
     part = tmp_path / "part"
     part.mkdir()
     with Journal(part, {"seeds": 1}, fresh=False) as journal:
