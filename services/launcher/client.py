@@ -29,7 +29,7 @@ def print_line(line: str) -> None:
 class Client:
     """A context: requests to the configured scheduler.
 
-    A request raises ServerUnavailable if the scheduler does not reply in time to any of its ATTEMPTS."""
+    A request raises ServerUnavailable if the scheduler does not reply in time to any of its attempts."""
 
     def __init__(self, config: Config) -> None:
         keys = load_keys(config.endpoints.keys_dir)
@@ -39,11 +39,20 @@ class Client:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._client.close()
 
-    def ask(self, request: Request, kind: type[Answer]) -> Answer:
+    def ask(
+        self,
+        request: Request,
+        kind: type[Answer],
+        timeout_s: float = REPLY_TIMEOUT_S,
+        attempts: int = ATTEMPTS,
+    ) -> Answer:
         """The reply, which is of type `kind`. Raises UserError with the scheduler's reason if it refuses."""
-        reply = self._client.request(request, timeout_s=REPLY_TIMEOUT_S, attempts=ATTEMPTS)
+        reply = self._client.request(request, timeout_s=timeout_s, attempts=attempts)
         if isinstance(reply, kind):
             return reply
         reason = reply.reason if isinstance(reply, Refused) else f"unexpected reply {type(reply).__name__}"

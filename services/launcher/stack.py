@@ -33,9 +33,9 @@ from common.config import (
     new_run_id,
 )
 from common.lifecycle import EXIT_UNAVAILABLE, UserError
-from common.messaging.curve_keys import load_keys
-from common.messaging.request_reply import RequestClient, ServerUnavailable
+from common.messaging.request_reply import ServerUnavailable
 from common.protocol import GetJobs, JobTable
+from services.launcher.client import Client
 from services.launcher.processes import STOP_TIMES, StopTimes, stop_processes
 from services.launcher.project_files import PROCFILE, PROCFILE_TEXT
 
@@ -117,7 +117,7 @@ class Stack:
         self._start_s = start_s
         self._environment = stack_environment(self.config, environment)
         self._honcho: subprocess.Popen[bytes] | None = None
-        self._client: RequestClient | None = None
+        self._client: Client | None = None
         self._up = False
 
     def __enter__(self) -> "Stack":
@@ -170,6 +170,9 @@ class Stack:
         self.killed += stop_processes(
             self.processes, self._ask_honcho_to_stop, STOP_TIMES if self._up else STARTING_STOP_TIMES
         )
+        if self._client is not None:
+            self._client.close()
+            self._client = None
         return self._honcho.poll() if self._honcho else None
 
     def _ask_honcho_to_stop(self, timeout_s: float) -> None:
@@ -212,14 +215,8 @@ class Stack:
         )
 
     def _ask(self, timeout_s: float, attempts: int) -> JobTable:
-        if self._client is None:
-            endpoints = self.config.endpoints
-            keys = load_keys(endpoints.keys_dir)
-            self._client = RequestClient(endpoints.scheduler_requests, keys, limits=self.config.limits)
-        reply = self._client.request(GetJobs(), timeout_s=timeout_s, attempts=attempts)
-        if not isinstance(reply, JobTable):
-            raise StackError(f"the scheduler answered GetJobs with {type(reply).__name__}")
-        return reply
+        self._client = self._client or Client(self.config)
+        return self._client.ask(GetJobs(), JobTable, timeout_s, attempts)
 
     def _tail(self) -> str:
         """The last lines of the stack's output, for an error message."""
