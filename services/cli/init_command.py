@@ -22,7 +22,7 @@ def init(
         typer.Argument(
             parser=path_of,
             metavar="DIR",
-            help="Folder for the files, created if it does not exist; by default the current folder.",
+            help="Folder for the files, created if it does not exist.",
         ),
     ] = Path(),
 ) -> None:

@@ -14,9 +14,9 @@ from tests.fixtures.command import start_command
 from tests.fixtures.leftovers import nothing_left, processes
 
 WAIT_S = 150.0
-STARTED = {"overhead": 4, "pacing": 3, "scaling": 4}
-"""Number of processes in the middle of the start: with logger and agents, or resource tracker and
-forkserver."""
+STARTED = {"overhead": 4, "pacing": 3, "scaling": 3}
+"""Number of processes in the middle of the start: with event-logger and agents; with resource tracker and
+forkserver; with resource tracker and a worker."""
 RANGES = {
     ("resize", "--rounds"): "whole numbers from 1 to 1000",
     ("overhead", "--pairs"): "whole numbers from 1 to 1000",
