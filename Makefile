@@ -1,6 +1,6 @@
 # make demo [POLICY=pollux|coadapt|throughput|dynamic|fixed|...]; make test; make lint; make docs; make install; make clean
-# make experiment [EXPERIMENT=FILE.toml] [SEEDS=N]; interrupted, the same again goes on. With COADAPT_OSDI21 set to
-# the folder of the published traces it varies their world, too.
+# make experiment [EXPERIMENT=FILE.toml] [SEEDS=N]: after an interruption the same command continues. If
+# COADAPT_OSDI21 names the folder of the published traces, the sensitivity of their world is measured too.
 PYTHON ?= python3.11
 VENV := .venv
 BIN := $(VENV)/bin
@@ -8,7 +8,7 @@ POLICY ?= pollux
 INSTALLED := $(VENV)/.installed
 EXPERIMENT ?= workloads/experiments/cpu.toml
 NAME := $(basename $(notdir $(EXPERIMENT)))
-WHAT := $(EXPERIMENT)$(if $(SEEDS), --seeds $(SEEDS))
+SELECTED := $(EXPERIMENT)$(if $(SEEDS), --seeds $(SEEDS))
 RUNS := logs/$(NAME)
 RESULTS := analysis/results$(if $(filter-out cpu,$(NAME)),/$(NAME))
 SENSITIVITY := $(if $(filter cpu,$(NAME)),"sensitivity --world calibrated --out $(RESULTS)" \
@@ -28,10 +28,10 @@ $(INSTALLED): pyproject.toml constraints.txt
 demo: $(INSTALLED)
 	$(BIN)/coadapt run workloads/sets/demo.toml --policy $(POLICY)
 
-# A run that is not clean (exit code 1) does not keep the others from being compared, but fails the target.
+# A run that is not clean (exit code 1) fails the target, but only after all steps are done.
 experiment: $(INSTALLED)
 	@failed=0; \
-	for step in "experiment $(WHAT)" "experiment $(WHAT) --isolated" "compare $(RUNS) --out $(RESULTS)" \
+	for step in "experiment $(SELECTED)" "experiment $(SELECTED) --isolated" "compare $(RUNS) --out $(RESULTS)" \
 		"fidelity $(RUNS) --out $(RESULTS)" "fidelity $(RUNS) --own-steps --out $(RESULTS)" $(SENSITIVITY); \
 	do \
 		echo "coadapt $$step"; $(BIN)/coadapt $$step; code=$$?; \

@@ -1,5 +1,5 @@
-"""Real job-agents with real replicas, for as long as a benchmark needs them. The benchmark is their
-scheduler: it orders what it wants to measure, and hears every event."""
+"""Real job-agents with real replicas for a benchmark. The benchmark is their scheduler: it orders what it
+measures, and receives every event."""
 
 import os
 import subprocess
@@ -38,28 +38,28 @@ from common.protocol import (
     RunInfo,
 )
 from common.types import ApplicationSpec, JobConfig, JobSpec, Node, Placement
-from services.launcher.processes import ONE_THREAD, STOP_S, python
+from services.launcher.processes import ONE_THREAD, start_python, stop_started
 from services.launcher.stack import free_endpoints, stack_environment
 
 RUN_ID = "bench"
 WAIT_S = 60.0
-"""For anything that agents were told to do."""
+"""Time limit for each order to the agents."""
 UNREACHABLE = {"max": 1e9, "min": -1e9}
-"""Targets that keep a job training, by the mode of its metric."""
+"""Targets that no job reaches, by the mode of its metric."""
 
 
 class BenchError(UserError):
-    """The benchmark cannot go on; the text says what did not happen."""
+    """The benchmark cannot continue; the text says what did not happen."""
 
     exit_code = EXIT_FAILED
 
 
 class AgentCluster:
-    """A context: inside it an agent of `slots` slots is up for each of `nodes`, unpaced unless `speed` says
-    otherwise.
+    """A context: inside it one agent with `slots` slots is up for each of `nodes`.
 
-    Everything else is as configured. `listen` gets each event of the agents. `modules` name applications
-    beside those of the configuration.
+    `speed` is the fraction of a core of each slot; at 1.0 replicas are not paced. `listen` gets each event of
+    the agents. `modules` name applications in addition to those of the configuration. All other settings are
+    as configured.
     """
 
     def __init__(
@@ -96,18 +96,18 @@ class AgentCluster:
     ) -> None:
         self._stack.close()
 
-    # ------------------------------------------------------------------ what a benchmark orders and awaits
+    # ------------------------------------------------------------------ for the benchmark
 
     def order(self, spec: JobSpec, replicas: int, config: JobConfig) -> int:
-        """Run this job, and it alone, in a new group that is spread evenly over the first nodes; the number
-        of its generation."""
+        """Run only this job, in a new group that is spread evenly over the first nodes. Returns the number of
+        its generation."""
         used = min(replicas, len(self._names))
         order = self.group(spec, [replicas // used] * used, config)
         self.publish(order)
         return order.generation
 
     def group(self, spec: JobSpec, placement: Sequence[int], config: JobConfig) -> JobOrder:
-        """An order for a new group with so many replicas on each node; 0: none there."""
+        """An order for a new group; `placement` is the number of replicas on each node, which may be 0."""
         self._generation += 1
         used = [(name, count) for name, count in zip(self._names, placement, strict=False) if count]
         first = self._nodes[used[0][0]]
@@ -127,24 +127,24 @@ class AgentCluster:
         return msgspec.structs.replace(order, generation=self._generation, config=config)
 
     def publish(self, *jobs: JobOrder) -> None:
-        """Run these jobs, and no others."""
+        """Run only these jobs."""
         self._orders = Orders(run_id=RUN_ID, version=self._orders.version + 1, jobs=jobs)
         self._publisher.publish(self._orders)
 
     def clear(self) -> None:
-        """End what runs, and wait until it has exited."""
+        """End all replicas, and wait until they have exited."""
         self.publish()
         self.until(lambda: self._living == 0, "the replicas did not exit")
 
-    def until(self, predicate: Callable[[], bool], otherwise: str, more_s: float = 0.0) -> None:
-        """Raises BenchError, with `otherwise` and what the agents said, when it does not come true within
-        WAIT_S and `more_s`."""
+    def until(self, predicate: Callable[[], bool], problem: str, more_s: float = 0.0) -> None:
+        """Wait until `predicate` is true. Raises BenchError, with `problem` and the last lines of the
+        agents, if it is not after WAIT_S + `more_s`."""
         wait_s = WAIT_S + more_s
-        came = self._reactor.run_until(lambda: self._is_broken() or predicate(), wait_s)
-        if self._broken or not came:
-            raise BenchError(f"{self._broken or f'{otherwise} in {wait_s:g} s'}{self._tail()}")
+        in_time = self._reactor.run_until(lambda: self._is_broken() or predicate(), wait_s)
+        if self._broken or not in_time:
+            raise BenchError(f"{self._broken or f'{problem} in {wait_s:g} s'}{self._tail()}")
 
-    # ------------------------------------------------------------------ the scheduler's part
+    # ------------------------------------------------------------------ in place of the scheduler
 
     def _start(self) -> None:
         folder = Path(self._stack.enter_context(TemporaryDirectory(prefix="coadapt-bench-")))
@@ -159,39 +159,39 @@ class AgentCluster:
             applications=replace(config.applications, modules=config.applications.modules + self._modules),
         )
         endpoints = config.endpoints
-        with delayed_signals():  # a socket of which nobody knows would keep the reactor from closing
+        with delayed_signals():  # an interrupt between two of these lines would leave a socket open for ever
             self._reactor = Reactor(StopFlag())
             self._stack.callback(self._reactor.close)
             self._publisher = OrdersPublisher(self._reactor, endpoints.scheduler_orders)
             ReplyServer(self._reactor, endpoints.scheduler_requests, self._answer)
-            EventSubscriber(self._reactor, endpoints.collector_events, (), self._hear)
+            EventSubscriber(self._reactor, endpoints.collector_events, (), self._receive)
         self._reactor.every(config.scheduler.heartbeat_s, lambda: self._publisher.publish(self._orders))
         self._output = folder / "agents.log"
         output = self._stack.enter_context(self._output.open("ab"))
         environment = stack_environment(config, os.environ) | ONE_THREAD
 
-        def start(*command: str) -> subprocess.Popen[str]:
-            process = python("-m", *command, environment=environment, stdout=output, stderr=output)
+        self._stack.callback(lambda: stop_started(self._processes, self._ask_agents_to_stop))
+        agents = [("services.job_agent", "--node", name) for name in self._names]
+        for command in [("services.event_logger",), *agents]:
             with delayed_signals():
-                self._processes.append(self._stack.enter_context(process))
-            return self._processes[-1]
-
-        start("services.event_logger")
-        agents = [start("services.job_agent", "--node", name) for name in self._names]
-        self._stack.callback(self._end, agents)
+                self._processes.append(
+                    start_python("-m", *command, environment=environment, stdout=output, stderr=output)
+                )
         self.until(lambda: len(self._nodes) == len(self._names), "the agents did not register")
 
-    def _end(self, agents: Sequence[subprocess.Popen[str]]) -> None:
-        """Agents that are answered while they stop need not wait for anybody."""
+    def _ask_agents_to_stop(self, timeout_s: float) -> None:
+        """The event-logger stops after them, since it acknowledges their last events. Agents whose requests
+        are answered while they stop do not wait for a timeout."""
+        agents = self._processes[1:]
         for agent in agents:
             agent.terminate()
         watch = self._reactor.every(0.05, lambda: None)
-        self._reactor.run_until(lambda: all(agent.poll() is not None for agent in agents), STOP_S)
+        self._reactor.run_until(lambda: all(agent.poll() is not None for agent in agents), timeout_s)
         watch.cancel()
 
     def _is_broken(self) -> bool:
         if not all(process.poll() is None for process in self._processes):
-            self._broken = "an agent, or the event-logger, has ended by itself"
+            self._broken = "an agent or the event-logger ended by itself"
         return self._broken != ""
 
     def _answer(self, request: Request) -> Reply:
@@ -211,13 +211,13 @@ class AgentCluster:
             case LeaveAgent():
                 return Done()
             case _:
-                return Refused(reason="not for a benchmark")
+                return Refused(reason="a benchmark does not answer this request")
 
     def _note(self, fact: Fact) -> None:
         if isinstance(fact, ReplicaLost | JobRaised):
             self._broken = f"{fact.job_id}: {fact.reason}"
 
-    def _hear(self, record: EventRecord) -> None:
+    def _receive(self, record: EventRecord) -> None:
         event: Event = record.event
         self._living += isinstance(event, ReplicaStarted)
         self._living -= isinstance(event, ReplicaExited)
@@ -229,7 +229,7 @@ class AgentCluster:
 
 
 def endless(application: ApplicationSpec, job_id: str) -> JobSpec:
-    """A job that trains until it is ended."""
+    """A job that never reaches its target, and so trains until it is ended."""
     return JobSpec(
         id=job_id,
         application=application.name,

@@ -1,11 +1,12 @@
-"""`coadapt bench decision`: how long a policy thinks, and how near to the best possible it comes.
+"""`coadapt bench decision`: how long a policy takes to decide, and how close its decisions are to the best.
 
-Synthetic jobs, with step times and bounds in the ranges of the Pollux paper's six applications and gradient
-noise over orders of magnitude, share a cluster. Every round the policy decides, the decision is checked and
-carried out, some jobs end and as many new ones come: so there are always jobs without a model, jobs that
-explore, and jobs that run. Nothing is trained; `coadapt simulate` does that.
+Synthetic jobs share a cluster. Their step times and bounds are in the ranges of the six applications of the
+Pollux paper; their gradient noise varies by orders of magnitude. In each round the policy decides, the
+decision is checked and applied, some jobs end and as many new ones arrive. So there are always jobs without a
+model, jobs that explore, and jobs that run. Nothing is trained.
 
-Wall and CPU time stand side by side: the latter is what the decision costs where others use the machine too.
+The result has wall time and CPU time: on a machine that others use too, only the latter says what a decision
+costs.
 """
 
 import random
@@ -33,26 +34,28 @@ from services.scheduler.policies.interface import ClusterView, Decision, JobView
 ROUND_S = 60.0
 RESTART_S = 30.0
 DEPARTURES = 0.04
-"""Of the jobs, a round."""
+"""Fraction of the jobs that ends in each round."""
 AGE_S = 4 * 3600.0
-"""Jobs that are there at the start came within so long before it."""
+"""The first jobs were submitted within this time before the start."""
 
 
 def run(jobs: int, nodes: int, slots: int, rounds: int, policy_name: str, seed: int) -> dict[str, Any]:
-    """Raises UserError where the policy is not known, cannot run outside of a simulation, or fails."""
+    """Measure `rounds` decisions. Raises UserError if the policy is unknown, needs a simulator, or fails."""
     try:
         policy = make_policy(policy_name)
     except UnknownPolicy as error:
         raise UserError(str(error)) from error
     if policy.needs_oracle:
-        raise UserError(f"policy {policy_name!r}: needs what only a simulator knows; see `coadapt simulate`")
+        raise UserError(
+            f"policy {policy_name!r}: needs facts that only a simulator knows; use `coadapt simulate`"
+        )
     rng = random.Random(seed)
     view = first_view(rng, jobs, nodes, slots)
     memory = None
     wall_ms, cpu_ms, shares, used = [], [], [], []
 
     def timed(view: ClusterView, memory: Any, seed: int) -> Decision:
-        """Without the check of the decision, which is not the policy's."""
+        """Time the policy alone, without the check of its decision."""
         wall_s, cpu_s = time.perf_counter(), time.process_time()
         decision = policy.decide(view, memory, seed)
         wall_ms.append(1e3 * (time.perf_counter() - wall_s))
@@ -91,7 +94,7 @@ def run(jobs: int, nodes: int, slots: int, rounds: int, policy_name: str, seed: 
 
 
 def _spread(values_ms: list[float]) -> dict[str, float]:
-    """The first decision, whose caches are empty, stands by itself as well as among the others."""
+    """`first` is the decision with empty caches; the other values include it."""
     return {
         "mean": sum(values_ms) / len(values_ms),
         "p50": quantile(values_ms, 0.5),
@@ -102,13 +105,13 @@ def _spread(values_ms: list[float]) -> dict[str, float]:
 
 
 def first_view(rng: random.Random, jobs: int, nodes: int, slots: int) -> ClusterView:
-    """Jobs that came over the last hours and have shown different much of themselves, none with slots."""
-    came = sorted(rng.uniform(-AGE_S, 0.0) for _ in range(jobs))
+    """Jobs submitted over the last hours, most with profiles of different extent, none with slots."""
+    submitted = sorted(rng.uniform(-AGE_S, 0.0) for _ in range(jobs))
     views = []
-    for number, submitted_s in enumerate(came):
+    for number, submitted_s in enumerate(submitted):
         job = new_job(rng, f"job-{number}", submitted_s)
         if rng.random() < 0.9:
-            job = structs.replace(job, profile=shown(rng, job, 2 ** rng.randrange(5)))
+            job = structs.replace(job, profile=profile_after(rng, job, 2 ** rng.randrange(5)))
         views.append(job)
     width = len(str(nodes))
     cluster = tuple(Node(name=f"node-{n:0{width}}", slots=slots, slot_speed=1.0) for n in range(1, nodes + 1))
@@ -116,18 +119,18 @@ def first_view(rng: random.Random, jobs: int, nodes: int, slots: int) -> Cluster
 
 
 def next_view(rng: random.Random, view: ClusterView, decision: Decision, number: int) -> ClusterView:
-    """A round later: the decision was carried out, some jobs have ended, as many have come."""
+    """The view one round later: the decision was applied, some jobs have ended, as many have arrived."""
     now_s = view.now_s + ROUND_S
-    staying = [carried_out(rng, job, decision) for job in view.jobs if rng.random() >= DEPARTURES]
-    coming = [
+    staying = [after_decision(rng, job, decision) for job in view.jobs if rng.random() >= DEPARTURES]
+    arriving = [
         new_job(rng, f"job-{number}-{n}", rng.uniform(view.now_s, now_s))
         for n in range(len(view.jobs) - len(staying))
     ]
-    coming.sort(key=lambda job: job.submitted_s)
-    return structs.replace(view, now_s=now_s, jobs=(*staying, *coming))
+    arriving.sort(key=lambda job: job.submitted_s)
+    return structs.replace(view, now_s=now_s, jobs=(*staying, *arriving))
 
 
-def carried_out(rng: random.Random, job: JobView, decision: Decision) -> JobView:
+def after_decision(rng: random.Random, job: JobView, decision: Decision) -> JobView:
     allocation = decision.allocations[job.spec.id]
     if not allocation:
         return structs.replace(job, allocation=(), config=None, state=JobState.PENDING)
@@ -141,7 +144,7 @@ def carried_out(rng: random.Random, job: JobView, decision: Decision) -> JobView
         restarts=job.restarts + moved,
         run_s=job.run_s + ROUND_S,
         attained_slot_s=job.attained_slot_s + ROUND_S * replicas,
-        profile=shown(rng, job, replicas),
+        profile=profile_after(rng, job, replicas),
     )
 
 
@@ -163,22 +166,22 @@ def new_job(rng: random.Random, job_id: str, submitted_s: float) -> JobView:
         max_atomic_batch=max(initial // 2, 2 * atomic),
         max_replicas=min(64, most // atomic),
     )
-    asked = next(n for n in range(spec.replicas, 0, -1) if can_share(n, spec))
+    requested = next(n for n in range(spec.replicas, 0, -1) if can_share(n, spec))
     return JobView(
-        spec=structs.replace(spec, replicas=asked), state=JobState.PENDING, submitted_s=submitted_s
+        spec=structs.replace(spec, replicas=requested), state=JobState.PENDING, submitted_s=submitted_s
     )
 
 
-def shown(rng: random.Random, job: JobView, replicas: int) -> JobProfile:
-    """The profile of a job that has now run on so many replicas as well. Its noise grows over its life."""
-    former = job.profile
-    if former and former.parameters and former.statistics:
-        grown = structs.replace(former.statistics, var=former.statistics.var * rng.uniform(1.0, 1.02))
-        most = max(former.max_profiled_replicas, replicas)
+def profile_after(rng: random.Random, job: JobView, replicas: int) -> JobProfile:
+    """The profile of a job that has now also run with so many replicas. Its noise grows over time."""
+    old = job.profile
+    if old and old.parameters and old.statistics:
+        grown = structs.replace(old.statistics, var=old.statistics.var * rng.uniform(1.0, 1.02))
+        most = max(old.max_profiled_replicas, replicas)
         return structs.replace(
-            former, statistics=grown, max_profiled_replicas=most, progress=former.progress + ROUND_S
+            old, statistics=grown, max_profiled_replicas=most, progress=old.progress + ROUND_S
         )
-    # One pass over M0 takes 50 ms to 1 s; synchronising costs a tenth of that to as much again.
+    # One pass over M0 takes 50 ms to 1 s; synchronisation within a node takes a tenth of that to as long.
     pass_s = 0.05 * 20 ** rng.random()
     fixed = rng.uniform(0.1, 0.5)
     within_s = pass_s * 10 ** rng.uniform(-1.0, 0.0)
@@ -203,19 +206,19 @@ def shown(rng: random.Random, job: JobView, replicas: int) -> JobProfile:
 def text(result: dict[str, Any]) -> str:
     head = (
         f"{result['policy']}: {result['jobs']} jobs on {result['nodes']} nodes x {result['slots']} slots, "
-        f"{result['rounds']} rounds, {result['slots_used']:.0%} of the slots used"
+        f"{result['rounds']} rounds, {result['slots_used']:.0%} of the slots in use"
     )
     columns = ("mean", "p50", "p99", "max", "first")
     rows = [
         [name, *(f"{result[key][column]:.2f}" for column in columns)]
         for name, key in (("wall", "decision_ms"), ("CPU", "decision_cpu_ms"))
     ]
-    lines = [head, "", table(["ms a decision", *columns], rows)]
+    lines = [head, "", table(["ms per decision", *columns], rows)]
     if result["value_over_bound"] is not None:
         lines += [
             "",
             f"value / bound: mean {result['value_over_bound']:.5f}, "
-            f"least {result['value_over_bound_least']:.5f}; "
-            f"{result['proven_best']:.0%} of the decisions proven best",
+            f"minimum {result['value_over_bound_least']:.5f}; "
+            f"{result['proven_best']:.0%} of the decisions are proven best",
         ]
     return "\n".join(lines)

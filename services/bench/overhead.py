@@ -1,9 +1,9 @@
-"""`coadapt bench overhead`: what the elastic trainer costs, in steps a second.
+"""`coadapt bench overhead`: what the elastic trainer costs, in steps per second.
 
 A real replica without pacing is compared with a bare torch loop, and two replicas on two nodes with plain
-DistributedDataParallel (`workloads/trainer/standalone/baselines.py`), on the same task, optimizer and batch
-and with one torch thread each. Neither evaluates. Both of a pair do the same number of steps, one right after
-the other; while the loop is measured there are no replicas, and the loop waits while they are.
+DistributedDataParallel (`workloads/trainer/standalone/baselines.py`): same task, optimizer and batch, one
+torch thread per process, no evaluation. The trainer and the loop of a pair are measured one right after the
+other: there are no replicas while the loop is measured, and the loop waits while replicas train.
 """
 
 import os
@@ -19,8 +19,7 @@ from common.types import JobConfig
 from services.bench import unevaluated_digits as unevaluated
 from services.bench.agent_cluster import AgentCluster, BenchError, endless
 from services.bench.measure import Progress, in_turns, ratio_of_pairs, summary, table
-from services.launcher.processes import ONE_THREAD, python
-from services.launcher.stack import ROOT
+from services.launcher.processes import ONE_THREAD, running_python
 from workloads.applications import digits_cnn
 
 APPLICATION = digits_cnn.SPEC.name
@@ -31,17 +30,17 @@ CASES = {
     "one_replica_m0": (1, digits_cnn.SPEC.initial_batch_size),
     "ddp": (2, BATCH),
 }
-"""(replicas, total batch)."""
+"""(replicas, total batch size)."""
 BASELINE = (
     "from workloads.trainer.standalone.baselines import train_baseline\n"
     "train_baseline({application!r}, init_method={init_method!r})"
 )
 WARMUP_STEPS = 20
-"""Of new replicas, and of the loop each time."""
+"""Steps before each measurement, of new replicas and of the loop."""
 
 
 def measure(pairs: int, window_s: float) -> dict[str, Any]:
-    """Ratios are (steps a second of the trainer) / (of the loop): medians over the pairs, and spread."""
+    """Each ratio is the trainer's steps per second over the loop's: its median over all pairs, and spread."""
     cases: dict[str, dict[str, Any]] = {}
     progress = Progress("overhead", 2 * pairs * len(CASES))
     with Trainer() as trainer, ExitStack() as stack:
@@ -66,11 +65,11 @@ def measure(pairs: int, window_s: float) -> dict[str, Any]:
 
 
 class Trainer:
-    """A context: agents that wait for something to train."""
+    """A context: agents whose replicas train the digits without evaluation."""
 
     def __init__(self) -> None:
         self._samples: list[TrainingSample] = []
-        self._cluster = AgentCluster(NODES, SLOTS, self._hear, modules=(unevaluated.__name__,))
+        self._cluster = AgentCluster(NODES, SLOTS, self._receive, modules=(unevaluated.__name__,))
 
     def __enter__(self) -> "Trainer":
         self._cluster.__enter__()
@@ -80,7 +79,7 @@ class Trainer:
         self._cluster.__exit__(*error)
 
     def rate(self, replicas: int, batch: int, window_s: float) -> float:
-        """Steps a second of new replicas, after WARMUP_STEPS, over at least `window_s`."""
+        """Steps per second of new replicas, after WARMUP_STEPS, over at least `window_s`."""
         config = JobConfig(atomic_batch=batch // replicas)
         self._cluster.order(endless(unevaluated.SPEC, "measured"), replicas, config)
         self._wait(0.0, WARMUP_STEPS)
@@ -90,24 +89,24 @@ class Trainer:
         return rate
 
     def _wait(self, window_s: float, steps: int) -> None:
-        """Until new samples are about so many seconds and steps."""
+        """Until new samples cover at least so many seconds and steps."""
         self._samples.clear()
         self._cluster.until(
             lambda: (
                 sum(s.window_s for s in self._samples) >= window_s
                 and sum(s.steps for s in self._samples) >= steps
             ),
-            "the replicas said too little",
+            "the replicas reported too few steps",
             window_s,
         )
 
-    def _hear(self, record: EventRecord) -> None:
+    def _receive(self, record: EventRecord) -> None:
         if isinstance(record.event, TrainingSample):
             self._samples.append(record.event)
 
 
 class BaselineProcess:
-    """A context: the processes of the loop that the trainer is compared with."""
+    """A context: the processes of the training loop that the trainer is compared with."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
@@ -116,12 +115,12 @@ class BaselineProcess:
 
     def __enter__(self) -> "BaselineProcess":
         try:
-            meeting = Path(self._stack.enter_context(TemporaryDirectory(prefix="coadapt-bench-"))) / "meeting"
+            folder = self._stack.enter_context(TemporaryDirectory(prefix="coadapt-bench-"))
             for rank in range(self._ranks):
-                process = python(
+                meeting = Path(folder) / "rendezvous"
+                process = running_python(
                     *("-c", BASELINE.format(application=APPLICATION, init_method=meeting.as_uri())),
                     environment=os.environ | ONE_THREAD | {"RANK": str(rank), "WORLD_SIZE": str(self._ranks)},
-                    cwd=ROOT,
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                 )
@@ -135,20 +134,20 @@ class BaselineProcess:
         self._stack.close()
 
     def rate(self, batch: int, window_s: float) -> float:
-        """Steps a second over about `window_s`."""
+        """Steps per second over about `window_s`."""
         step_s = self._train(WARMUP_STEPS, batch) / WARMUP_STEPS
         steps = max(round(window_s / step_s), WARMUP_STEPS)
         return steps / self._train(steps, batch)
 
     def _train(self, steps: int, batch: int) -> float:
-        """Seconds that the first rank took."""
+        """Seconds that the first rank takes for these steps."""
         for process in self._processes:
             assert process.stdin is not None
             process.stdin.write(f"{steps} {batch}\n")
             process.stdin.flush()
         answers = [process.stdout.readline() for process in self._processes if process.stdout is not None]
         if not all(answers):
-            raise BenchError("a process of the loop has ended; its output is above")
+            raise BenchError("a process of the training loop has ended; its output is above")
         return float(answers[0])
 
 

@@ -1,13 +1,13 @@
-"""`coadapt bench pacing`: whether a slot gets the share of a core that its speed says.
+"""`coadapt bench pacing`: whether a slot uses the share of a core that its speed says.
 
-Real replicas train at every speed, alone and in pairs, each with a small and a large batch; pairs with small
-batches spend much of their time in communication. What a replica has used, all of its threads together, is
-read from outside, from the system's CPU clock of its process, between the ends of two steps. Groups are
-measured at the same time as long as there are cores for all of them.
+Real replicas train at each speed, alone and in pairs, with a small and a large batch each; pairs with small
+batches spend much of their time on communication. The CPU time of a replica, with all its threads, is read
+from the system's CPU clock of its process at the ends of two steps. Groups are measured at the same time as
+long as there are cores for all of them.
 
-A share above the speed is a fault of the pacing. One below it may be due to others that use the machine:
-beside it stands how long the replica was ready to run and had to wait for a core. In a pair only the replica
-with more to do can use its whole share, since the other one waits for it.
+A share above the speed is a fault of the pacing. A share below it may be caused by other processes of the
+machine: the result also says how long the replica was ready to run but waited for a core. In a pair only the
+replica with more work can use its whole share, since the other one waits for it.
 """
 
 import ctypes
@@ -41,16 +41,16 @@ from common.protocol import (
 from common.types import JobConfig
 from services.bench.agent_cluster import WAIT_S, BenchError, endless
 from services.bench.measure import Progress, table
-from services.launcher.processes import ONE_THREAD
+from services.launcher.processes import KILL_TIMES, ONE_THREAD, family_of, stop_processes
 from workloads.applications import applications
 
 APPLICATIONS = ("digits-cnn", "char-lm")
 REPLICAS = (1, 2)
 SPEEDS = (1.0, 0.8, 0.5, 0.3, 0.2, 0.1)
 TOLERANCE = 0.05
-"""Of share / speed."""
+"""How far share / speed may be from 1."""
 QUIET = 0.05
-"""Of the wall time: who waited less for a core was not disturbed by others."""
+"""A replica that waited for a core for less than this share of the wall time was not disturbed."""
 HOST = "127.0.0.1"
 PRELOADED = ["workloads.trainer.replica", "workloads.trainer.store"]
 
@@ -65,7 +65,7 @@ class PacingCase(NamedTuple):
         return self.replicas * self.speed
 
     def batches(self) -> tuple[int, int]:
-        """Atomic batches, the smallest and the largest."""
+        """The smallest and the largest atomic batch size."""
         app = applications()[self.application]
         return app.initial_batch_size // self.replicas, app.max_atomic_batch
 
@@ -74,23 +74,24 @@ CASES = tuple(PacingCase(app, n, speed) for speed in SPEEDS for n in REPLICAS fo
 
 
 class Use(NamedTuple):
-    """Of the processes of a group up to one moment, by rank."""
+    """CPU and waiting time of a group's processes up to the time `at_s`, by rank."""
 
     at_s: float
     cpu_s: tuple[float, ...]
     waited_s: tuple[float, ...]
-    """Ready to run, but without a core."""
+    """Time in which a process was ready to run but had no core."""
 
 
 def measure(cases: Iterable[PacingCase], window_s: float) -> dict[str, Any]:
-    """`least` and `most` are share / speed over all groups, of the replica of each that has used most;
-    `quiet_least` is over those alone that hardly had to wait for a core, None where there was none."""
-    rounds = in_parallel(cases, len(os.sched_getaffinity(0)))
+    """`least` and `most` are the smallest and largest share / speed of all groups, where a group counts with
+    its replica that used most. `quiet_least` is the smallest of the groups that hardly waited for a core,
+    None if there is none."""
+    rounds = parallel_rounds(cases, len(os.sched_getaffinity(0)))
     progress = Progress("pacing", len(rounds))
     figures: list[dict[str, Any]] = []
-    with Workshop() as workshop:
+    with ReplicaStarter() as starter:
         for together in rounds:
-            figures.extend(workshop.measure(together, window_s))
+            figures.extend(starter.measure(together, window_s))
             progress.step()
     ratios = [figure["ratio"] for figure in figures]
     quiet = [figure["ratio"] for figure in figures if max(figure["waited"]) < QUIET]
@@ -106,8 +107,8 @@ def measure(cases: Iterable[PacingCase], window_s: float) -> dict[str, Any]:
     }
 
 
-def in_parallel(cases: Iterable[PacingCase], cores: int) -> list[list[PacingCase]]:
-    """Cases that fit on the cores together; one that never does goes alone."""
+def parallel_rounds(cases: Iterable[PacingCase], cores: int) -> list[list[PacingCase]]:
+    """Cases that fit on the cores together. A case that needs more cores than there are is alone."""
     rounds: list[list[PacingCase]] = []
     for case in sorted(cases, key=lambda case: -case.cores):
         for together in rounds:
@@ -119,19 +120,20 @@ def in_parallel(cases: Iterable[PacingCase], cores: int) -> list[list[PacingCase
     return rounds
 
 
-class Workshop:
-    """A context: a store, and a forkserver that has torch imported."""
+class ReplicaStarter:
+    """A context: a store, and a forkserver that has imported torch."""
 
-    def __enter__(self) -> "Workshop":
+    def __enter__(self) -> "ReplicaStarter":
         self._stack = ExitStack()
         others = psutil.Process().children()
         try:
             self._start()
         except BaseException:
-            # The forkserver would not hear of it before torch is imported.
-            for child in psutil.Process().children():
-                if child not in others:
-                    child.kill()
+            # The forkserver does not react to anything before it has imported torch.
+            stop_processes(
+                lambda: [child for child in psutil.Process().children() if child not in others],
+                times=KILL_TIMES,
+            )
             self._stack.close()
             raise
         return self
@@ -151,7 +153,7 @@ class Workshop:
         self._stack.close()
 
     def start(self, body: Any, *arguments: Any) -> tuple[Connection, Any]:
-        """Our end of the new process's pipe, and the process. It ends when the pipe does."""
+        """Returns our end of the new process's pipe, and the process, which exits when the pipe is closed."""
         ours, theirs = self._context.Pipe()
         process = self._context.Process(target=body, args=(theirs, *arguments), daemon=True)
         process.start()
@@ -159,7 +161,7 @@ class Workshop:
         return ours, process
 
     def measure(self, cases: Iterable[PacingCase], window_s: float) -> list[dict[str, Any]]:
-        """Groups of all these cases at the same time, first with their small batches."""
+        """Measure all these cases at the same time, with their small and then their large batches."""
         figures: list[dict[str, Any]] = []
         with ExitStack() as stack:
             groups = [stack.enter_context(closing(self._group(case))) for case in cases]
@@ -190,10 +192,10 @@ class Workshop:
         end_s = time.monotonic() + WAIT_S + window_s
         while not all(group.measured_s() >= window_s for group in groups):
             if time.monotonic() > end_s:
-                raise BenchError(f"the replicas said too little in {WAIT_S + window_s:g} s")
+                raise BenchError(f"the replicas reported too few steps in {WAIT_S + window_s:g} s")
             for pipe in wait(pipes, WAIT_S):
                 assert isinstance(pipe, Connection)
-                owners[id(pipe)].hear(pipe.recv_bytes(), window_s)
+                owners[id(pipe)].receive(pipe.recv_bytes(), window_s)
 
 
 class PacedGroup:
@@ -206,7 +208,7 @@ class PacedGroup:
         self._store_port = store_port
         self._generation = 0
         self._uses: list[Use] = []
-        """At the ends of steps: the first after the warm-up, and the last."""
+        """Readings at the ends of steps: the first, and the last one so far."""
 
     def train(self, atomic_batch: int) -> None:
         self._generation += 1
@@ -225,7 +227,7 @@ class PacedGroup:
         for rank, pipe in enumerate(self.pipes):
             pipe.send_bytes(msgspec.msgpack.encode(msgspec.structs.replace(order, rank=rank)))
 
-    def hear(self, data: bytes, window_s: float) -> None:
+    def receive(self, data: bytes, window_s: float) -> None:
         message: ReplicaMessage = decode(data, ReplicaMessage)
         match message:
             case TrainingSample() if message.generation == self._generation and self.measured_s() < window_s:
@@ -237,7 +239,8 @@ class PacedGroup:
         return self._uses[-1].at_s - self._uses[0].at_s if self._uses else 0.0
 
     def figure(self) -> dict[str, Any]:
-        """`shares` of a core and `waited` of the wall time, by rank; `ratio` is the largest share / speed."""
+        """By rank, `shares` of a core and `waited` as a share of the wall time; `ratio` is the largest share
+        over the speed."""
         first, last = self._uses
         wall_s = self.measured_s()
         shares = [(after - before) / wall_s for before, after in zip(first.cpu_s, last.cpu_s, strict=True)]
@@ -258,8 +261,8 @@ class PacedGroup:
         return Use(time.monotonic(), cpu_s, tuple(map(_waited_s, pids)))
 
     def close(self) -> None:
-        for process in self._processes:
-            process.kill()
+        pids = [process.pid for process in self._processes if process.is_alive()]
+        stop_processes(family_of(pids), times=KILL_TIMES)
         for process in self._processes:
             process.join()
         for pipe in self.pipes:
@@ -274,7 +277,7 @@ def _cpu_clock(pid: int) -> int:
 
 
 def _waited_s(pid: int) -> float:
-    """Of all threads of a process; 0 where the system does not tell."""
+    """Seconds that all threads of a process have waited for a core; 0 if the system does not count them."""
     waited_ns = 0
     for task in Path(f"/proc/{pid}/task").glob("*/schedstat"):
         try:
@@ -314,7 +317,7 @@ def text(result: dict[str, Any]) -> str:
     quiet = result["quiet_least"]
     return (
         f"{table(heads, rows)}\n\nshare / speed of {len(rows)} groups: {result['least']:.3f} to "
-        f"{result['most']:.3f}; {result['within_5_percent']} within {TOLERANCE:.0%}\n"
-        f"{result['quiet']} of them waited less than {QUIET:.0%} of the time for a core"
-        + ("" if quiet is None else f"; the least of these: {quiet:.3f}")
+        f"{result['most']:.3f}; {result['within_5_percent']} within {TOLERANCE:.0%} of 1\n"
+        f"{result['quiet']} of them waited for a core for less than {QUIET:.0%} of the time"
+        + ("" if quiet is None else f"; the smallest share / speed of these: {quiet:.3f}")
     )

@@ -1,9 +1,11 @@
-"""Whether a machine is quiet enough for a measurement: what it did, and a judgement of that.
+"""Whether a machine is quiet enough for a measurement: readings of its CPU use, and a judgement.
 
-A share of the machine is CPU seconds over all seconds of the cores that we may use. Ours is what the
-processes of a stack and our own used. Foreign is what all other processes used, or all else that was busy,
-whichever is more: the system counts busy time in ticks, between which paced processes slip through, and
-processes that came and went are in no list. Steal is what a hypervisor gave to others.
+A share of the machine is CPU seconds over all seconds of the cores that this process may use.
+- Ours: CPU time of the stack's processes and of this process.
+- Foreign: CPU time of all other processes, or all busy time that is not ours, whichever is more. Neither is
+  complete: the system counts busy time in ticks, which miss paced processes, and no list has the processes
+  that started and ended between two readings.
+- Steal: CPU time that a hypervisor gave to other machines.
 """
 
 import os
@@ -21,35 +23,35 @@ from common.types import Struct
 SAMPLE_EVERY_S = 1.0
 WATCH_MIN_S = 0.1
 SHARED_MEMORY_STEP = 1.02
-"""Memory is summed exactly, which is slow, only where the quick sum is by so much above its last peak."""
+"""The exact sum of memory is slow: it is made only when the quick sum exceeds its peak by this factor."""
 
 
 class MachineBusy(UserError):
-    """The machine did not get quiet."""
+    """The machine did not become quiet in time."""
 
     exit_code = EXIT_UNAVAILABLE
 
 
 class LoadBounds(Struct, frozen=True):
-    """What a run may be disturbed by, in shares of the machine."""
+    """How much a run may be disturbed, in shares of the machine."""
 
     watch_s: Annotated[float, Meta(ge=WATCH_MIN_S, le=600)] = 2.0
-    """So long a machine is watched before a run."""
+    """How long the machine is watched before a run."""
     wait_s: Annotated[float, Meta(ge=0, le=86_400)] = 300.0
-    """So long a run waits for a busy machine to get quiet."""
+    """How long a run waits for a busy machine to become quiet."""
     busy_before: Fraction = 0.10
-    """CPU used by others, and steal, before a run."""
+    """Most CPU used by other processes, and most steal, before a run."""
     foreign_cpu: Fraction = 0.05
-    """CPU used by others during a run."""
+    """Most CPU used by other processes during a run."""
     steal: Fraction = 0.02
-    """During a run."""
+    """Most steal during a run."""
 
 
 class Usage(Struct, frozen=True):
-    """CPU seconds of the cores that we may use."""
+    """CPU seconds of the cores that this process may use."""
 
     all_s: float
-    """Busy or not."""
+    """Busy and idle."""
     busy_s: float
     steal_s: float
 
@@ -62,7 +64,7 @@ class Usage(Struct, frozen=True):
 
 
 class LoadMeasures(Struct, frozen=True):
-    """What a run met with. `load` is the system's average of processes that want to run."""
+    """The conditions of a run. `load` is the system's load average: processes that run or want to run."""
 
     load_before: float
     load_mean: float
@@ -75,7 +77,7 @@ class LoadMeasures(Struct, frozen=True):
 
 
 def foreign(used: Usage, ours_s: float, others_s: float) -> float:
-    """Share of the machine that others used, by their own clocks at least `others_s`; within 0 and 1."""
+    """Share of the machine that other processes used, 0 to 1. `others_s`: CPU seconds by their own clocks."""
     foreign_s = max(used.busy_s - ours_s, others_s, 0.0)
     return min(foreign_s / used.all_s, 1.0) if used.all_s > 0 else 0.0
 
@@ -85,7 +87,7 @@ def steal(used: Usage) -> float:
 
 
 def too_busy(used: Usage, ours_s: float, others_s: float, bounds: LoadBounds) -> str:
-    """Why a machine that did this without a run of ours is too busy for one; "" where it is quiet."""
+    """Why a machine with this usage is too busy to start a run; "" if it is quiet."""
     return _above(
         ("used by other processes", foreign(used, ours_s, others_s), bounds.busy_before),
         ("stolen by the hypervisor", steal(used), bounds.busy_before),
@@ -93,7 +95,7 @@ def too_busy(used: Usage, ours_s: float, others_s: float, bounds: LoadBounds) ->
 
 
 def noise(measures: LoadMeasures, bounds: LoadBounds) -> str:
-    """Why a run counts as noisy; "" where it does not."""
+    """Why a run counts as noisy; "" if it does not."""
     return _above(
         ("used by other processes", measures.foreign_cpu_fraction, bounds.foreign_cpu),
         ("stolen by the hypervisor", measures.steal_fraction, bounds.steal),
@@ -112,14 +114,14 @@ def _above(*found: tuple[str, float, float]) -> str:
 
 
 def read_usage() -> Usage:
-    """Since the machine was started."""
+    """Usage since the machine was started."""
     cores = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     all_s = busy_s = steal_s = 0.0
     for core, times in enumerate(psutil.cpu_times(percpu=True)):
         if cores is not None and core not in cores:
             continue
         stolen = getattr(times, "steal", 0.0)
-        # Time of guests is in that of their users already.
+        # `user` and `nice` include the time of guests.
         busy = sum(getattr(times, field, 0.0) for field in ("user", "nice", "system", "irq", "softirq"))
         all_s += busy + stolen + times.idle + getattr(times, "iowait", 0.0)
         busy_s += busy
@@ -127,36 +129,38 @@ def read_usage() -> Usage:
     return Usage(all_s=all_s, busy_s=busy_s, steal_s=steal_s)
 
 
-def wait_until_quiet(bounds: LoadBounds, tell: Callable[[str], None], wait_s: float) -> str:
-    """Watch the machine until it is quiet, at most `wait_s` and one watch more; returns why it is not."""
+def wait_until_quiet(bounds: LoadBounds, say: Callable[[str], None], wait_s: float) -> str:
+    """Watch the machine until it is quiet, for at most `wait_s` and one watch more.
+
+    Returns "", or why it is still busy. `say` gets one line if it has to wait."""
     deadline_s = time.monotonic() + wait_s
-    told = False
+    announced = False
     while True:
-        before, own_s, others = read_usage(), _own_s(), _Others()
+        before, own_s, others = read_usage(), _own_s(), _OtherProcesses()
         time.sleep(bounds.watch_s)
         problem = too_busy(read_usage().since(before), _own_s() - own_s, others.used_s(()), bounds)
         if not problem or time.monotonic() >= deadline_s:
             return problem
-        if not told:
-            tell(f"waiting for at most {wait_s:.0f} s until the machine is quieter: {problem}")
-            told = True
+        if not announced:
+            say(f"waiting for at most {wait_s:.0f} s until the machine is quieter: {problem}")
+            announced = True
 
 
 def require_quiet(bounds: LoadBounds, else_do: str) -> None:
-    """Watch the machine once. Raises Busy, which says what may be done `else`."""
+    """Watch the machine once. Raises MachineBusy, which suggests to stop other processes or to `else_do`."""
     if problem := wait_until_quiet(bounds, print, 0.0):
-        raise MachineBusy(f"the machine is busy: {problem}; stop what else it does, or {else_do}")
+        raise MachineBusy(f"the machine is busy: {problem}; stop other processes, or {else_do}")
 
 
 class Meter:
-    """What a stack and its machine do from now on, to `measures`."""
+    """Measures a stack and its machine, from its creation to the call of `measures`."""
 
     def __init__(self, processes: Callable[[], list[psutil.Process]]) -> None:
-        """`processes` are those of the stack."""
+        """`processes` returns those of the stack."""
         self._processes = processes
         self._before = read_usage()
         self._own_s = _own_s()
-        self._others = _Others()
+        self._others = _OtherProcesses()
         self._load_before = os.getloadavg()[0]
         self._loads: list[float] = []
         self._quick_peak_bytes = 0
@@ -164,7 +168,7 @@ class Meter:
         self._next_s = time.monotonic()
 
     def sample(self) -> None:
-        """To be called often; does something about once a second."""
+        """Call it often; it reads load and memory about once a second."""
         now_s = time.monotonic()
         if now_s < self._next_s:
             return
@@ -177,7 +181,7 @@ class Meter:
             self._peak_bytes = max(self._peak_bytes, memory_bytes(processes, shared_once=True))
 
     def measures(self) -> LoadMeasures:
-        """To be called while the stack is still up: what its processes used goes with them."""
+        """Call it while the stack is up: the CPU time of a process cannot be read after its end."""
         processes = self._processes()
         ours_s = _own_s() - self._own_s + cpu_s(processes)
         others_s = self._others.used_s(processes)
@@ -192,23 +196,23 @@ class Meter:
         )
 
 
-class _Others:
-    """All processes but this one, from now on."""
+class _OtherProcesses:
+    """CPU time of all processes except this one, since its creation."""
 
     def __init__(self) -> None:
         self._before_s = self._read(set())
 
     def used_s(self, ours: Sequence[psutil.Process]) -> float:
-        """CPU seconds of those that are there now, but `ours`, their ended children included."""
+        """CPU seconds of the processes that live now, except `ours`; with those of their ended children."""
         now_s = self._read({process.pid for process in ours})
         return sum(max(used_s - self._before_s.get(key, 0.0), 0.0) for key, used_s in now_s.items())
 
     @staticmethod
-    def _read(left_out: set[int]) -> dict[tuple[int, float], float]:
-        """By process, whose number alone may come again."""
+    def _read(excluded_pids: set[int]) -> dict[tuple[int, float], float]:
+        """CPU seconds by pid and creation time, since the system may use a pid again."""
         found = {}
         for process in psutil.process_iter():
-            if process.pid not in left_out and process.pid != os.getpid():
+            if process.pid not in excluded_pids and process.pid != os.getpid():
                 try:
                     found[process.pid, process.create_time()] = cpu_s([process])
                 except psutil.Error:
@@ -217,7 +221,7 @@ class _Others:
 
 
 def cpu_s(processes: Sequence[psutil.Process]) -> float:
-    """What these used, and those that they have started and seen end, which each passes on to its parent."""
+    """CPU seconds of these processes and of their ended children, which the system adds to their parent."""
     used_s = 0.0
     for process in processes:
         try:
@@ -228,7 +232,7 @@ def cpu_s(processes: Sequence[psutil.Process]) -> float:
 
 
 def memory_bytes(processes: Sequence[psutil.Process], *, shared_once: bool) -> int:
-    """Memory of these; pages that several share are counted once (slow), or by each of them (quick)."""
+    """Memory of these processes. Shared pages count once if `shared_once` (slow), else once per process."""
     found = 0
     for process in processes:
         try:
@@ -243,6 +247,6 @@ def memory_bytes(processes: Sequence[psutil.Process], *, shared_once: bool) -> i
 
 
 def _own_s() -> float:
-    """CPU seconds of this process, and none of its children's."""
+    """CPU seconds of this process, without its children."""
     times = os.times()
     return times.user + times.system

@@ -1,10 +1,10 @@
-"""`coadapt bench resize`: how long nobody trains when a job is resized in place.
+"""`coadapt bench resize`: how long training pauses when a job is resized in place.
 
-A job goes 1 -> 2 -> 4 -> 2 -> 1 again and again, on the real agents of two nodes and without pacing. A pause
-lasts from the end of the last step of the former group to the end of the first step of the new one, by the
-clock of the replica that brought the state. In the same run `torchrun --standalone` starts the same job with
-four processes: from its start to the end of their first step, nothing being loaded. While it does, the
-elastic job is not there.
+A job goes through 1 -> 2 -> 4 -> 2 -> 1 replicas in each round, on the real agents of two nodes and without
+pacing. A pause lasts from the end of the last step of the old group to the end of the first step of the new
+one, by the clock of the replica that broadcasts the state. In the same run `torchrun --standalone` starts the
+same job with four processes, from scratch: measured from its start to the end of their first step. The
+elastic job does not run meanwhile.
 """
 
 import os
@@ -19,14 +19,13 @@ from common.protocol import EventRecord, GenerationStarted, TrainingSample
 from common.types import ApplicationSpec, batch_config
 from services.bench.agent_cluster import AgentCluster, BenchError, endless
 from services.bench.measure import Progress, summary, table
-from services.launcher.processes import ONE_THREAD, python
-from services.launcher.stack import ROOT
+from services.launcher.processes import ONE_THREAD, running_python
 
 SIZES = (2, 4, 2, 1)
-"""Of a round that begins with one replica."""
+"""Replicas in the order of a round, which begins with one."""
 NODES, SLOTS = ("a", "b"), 2
-GOAL = (2, 4)
-"""The change that is compared with torchrun's restart."""
+COMPARED_CHANGE = (2, 4)
+"""The change that is compared with a restart by torchrun."""
 BASELINE = (
     "from workloads.trainer.standalone.baselines import train_baseline\n"
     "train_baseline({application!r}, one_step={batch})"
@@ -34,12 +33,12 @@ BASELINE = (
 TORCHRUN_PROCESSES = 4
 TORCHRUN_STARTS = 5
 TORCHRUN_S = 300.0
-"""It may not take longer, however busy the machine is."""
+"""Time limit of one start by torchrun, long enough for a busy machine."""
 
 
 def measure(application: ApplicationSpec, rounds: int) -> dict[str, Any]:
-    """Seconds. `p50_s` and `p99_s` are over all changes, `ratio` is torchrun's restart over the pause of
-    2 -> 4 (medians). An order is "followed" when the first step of its generation has been made."""
+    """`p50_s` and `p99_s` are over all changes; `ratio` is the median restart by torchrun over the median
+    pause of 2 -> 4. An order is "followed" when the first step of its generation has been made."""
     starts = min(rounds, TORCHRUN_STARTS)
     due = {number * rounds // starts for number in range(starts)}
     progress = Progress("resize", rounds * len(SIZES) + starts)
@@ -69,7 +68,7 @@ def measure(application: ApplicationSpec, rounds: int) -> dict[str, Any]:
         "p50_s": every["p50_s"],
         "p99_s": every["p99_s"],
         "torchrun_restart_s": restarts["p50_s"],
-        "ratio": restarts["p50_s"] / statistics.median(pauses_s[GOAL]),
+        "ratio": restarts["p50_s"] / statistics.median(pauses_s[COMPARED_CHANGE]),
         "pauses": every,
         "torchrun": restarts,
         "transitions": {
@@ -83,12 +82,12 @@ def measure(application: ApplicationSpec, rounds: int) -> dict[str, Any]:
 
 
 class ResizedJob:
-    """A context: two nodes, and between `begin` and `end` a job that trains on them."""
+    """A context: two nodes; between `begin` and `end` a job trains on them."""
 
     def __init__(self, application: ApplicationSpec) -> None:
         self._application = application
         self._spec = endless(application, "resized")
-        self._cluster = AgentCluster(NODES, SLOTS, self._hear)
+        self._cluster = AgentCluster(NODES, SLOTS, self._receive)
         self._begun = 0
         self._started: dict[int, GenerationStarted] = {}
         self._sampled: set[int] = set()
@@ -102,20 +101,20 @@ class ResizedJob:
         self._cluster.__exit__(*error)
 
     def begin(self) -> None:
-        """With one replica, from scratch."""
+        """Start a new job from scratch with one replica."""
         self._begun += 1
         self._spec = endless(self._application, f"resized-{self._begun}")
         self.resize(1)
 
     def resize(self, replicas: int) -> tuple[float, float]:
-        """(seconds without a step, seconds until the order was followed); returns when the job has trained
-        on for a while."""
+        """Returns (seconds without a step, seconds until the order was followed), after the job has reported
+        steps with so many replicas."""
         config = batch_config(self._spec.max_batch_size, replicas, self._spec)
         ordered_s = time.monotonic()
         generation = self._cluster.order(self._spec, replicas, config)
         self._cluster.until(lambda: generation in self._started, f"{replicas} replicas made no step")
         followed_s = time.monotonic() - ordered_s
-        self._cluster.until(lambda: generation in self._sampled, f"{replicas} replicas said nothing more")
+        self._cluster.until(lambda: generation in self._sampled, f"{replicas} replicas reported nothing")
         self.replicas = replicas
         started = self._started[generation]
         return started.seconds_lost + started.first_step_s, followed_s
@@ -124,7 +123,7 @@ class ResizedJob:
         self._cluster.clear()
         self.replicas = 0
 
-    def _hear(self, record: EventRecord) -> None:
+    def _receive(self, record: EventRecord) -> None:
         if isinstance(record.event, GenerationStarted):
             self._started[record.event.generation] = record.event
         elif isinstance(record.event, TrainingSample):
@@ -136,12 +135,11 @@ def torchrun_s(application: ApplicationSpec) -> float:
     start_s = time.monotonic()
     with (
         TemporaryDirectory(prefix="coadapt-bench-") as folder,  # torchrun itself removes nothing
-        python(
+        running_python(
             *("-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={TORCHRUN_PROCESSES}"),
             *("--no-python", sys.executable, "-c"),
             BASELINE.format(application=application.name, batch=application.max_batch_size),
             environment=os.environ | ONE_THREAD | {"TMPDIR": folder},
-            cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
         ) as process,
@@ -149,7 +147,7 @@ def torchrun_s(application: ApplicationSpec) -> float:
         try:
             output, errors = process.communicate(timeout=TORCHRUN_S)
         except subprocess.TimeoutExpired as error:
-            raise BenchError(f"torchrun made no step in {TORCHRUN_S:g} s") from error
+            raise BenchError(f"no step of torchrun's processes in {TORCHRUN_S:g} s") from error
     if process.returncode != 0:
         raise BenchError(f"torchrun failed with exit code {process.returncode}:\n{errors[-1000:]}")
     return float(output.split()[-1]) - start_s
@@ -160,7 +158,7 @@ def text(result: dict[str, Any]) -> str:
         return [name, str(of["n"]), *(f"{1000 * of[key]:.0f}" for key in ("p50_s", "p99_s", "most_s")), *more]
 
     rows = [row(name, of, f"{1000 * of['followed_p50_s']:.0f}") for name, of in result["transitions"].items()]
-    heads = ["replicas", "times", "p50 ms", "p99 ms", "most ms", "order to step ms"]
+    heads = ["replicas", "times", "p50 ms", "p99 ms", "max ms", "order to step ms"]
     return (
         f"{result['application']}, total batch {result['total_batch']}: "
         "milliseconds without a training step\n\n"

@@ -1,9 +1,10 @@
-"""`coadapt bench scaling`: whether progress to the target depends on the batch size.
+"""`coadapt bench scaling`: whether the progress that reaches the target depends on the batch size.
 
-Goodput rests on one fact: counted in AdaScale steps, the way to the target is as long at every batch size
-within an application's bounds. Every application is trained to its target at multiples of its initial batch
-size M0, with the product's own rule (AdaScale; the square root of the scale for Adam-like optimizers), with
-linear scaling and with none. Only the first is expected to keep progress within TOLERANCE of that at M0.
+Goodput assumes that it does not: counted in AdaScale steps, training to the target is equally long at all
+batch sizes within an application's bounds. Each application is trained to its target at multiples of its
+initial batch size M0, with coadapt's own rule (AdaScale; the square root of the scale for Adam and AdamW),
+with linear scaling and with none. Only coadapt's rule is expected to keep progress within TOLERANCE of that
+at M0.
 """
 
 import multiprocessing
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from common.types import ApplicationSpec
 from services.bench.agent_cluster import BenchError
 from services.bench.measure import Progress, table
+from services.launcher.processes import family_of, stop_processes
 from workloads.applications import applications
 
 if TYPE_CHECKING:
@@ -27,9 +29,9 @@ if TYPE_CHECKING:
 Result = TypeVar("Result")
 RULES = ("adascale", "linear", "none")
 AT_M0 = "M0"
-"""In the place of a rule: all do the same there."""
+"""Stands for all rules at M0, where they are the same."""
 TOLERANCE = 0.2
-"""Of progress at M0, that medians at other batches may be off within the bounds of an application."""
+"""How far the median progress at another batch size may be from that at M0, as a fraction of it."""
 MAX_PROCESSES = 2
 
 
@@ -41,8 +43,9 @@ def measure(
     modules: Sequence[str] = (),
     targets: dict[str, float] | None = None,
 ) -> dict[str, Any]:
-    """One row for each application, rule and multiple; at M0, which is always measured, all rules are the
-    same one. `targets`: other ones than the applications' own."""
+    """One row for each application, rule and multiple, and one at M0, which is always measured.
+
+    `targets` replace those of the applications."""
     cases = plan(names, seeds, multiples, rules, modules, targets)
     progress = Progress("scaling", len(cases))
     outcomes = []
@@ -61,7 +64,7 @@ def plan(
     modules: Sequence[str] = (),
     targets: dict[str, float] | None = None,
 ) -> "list[TrainingCase]":
-    """A run may use up to max_progress x M0 examples: at M0 that is the application's declared budget."""
+    """All trainings. Each may use max_progress x M0 examples, which at M0 is the application's own budget."""
     from workloads.trainer.standalone.train_alone import TrainingCase  # needs torch
 
     known = applications(modules)
@@ -107,22 +110,22 @@ def train_all(cases: "Sequence[TrainingCase]") -> "Iterator[TrainingOutcome]":
 
 
 def in_processes(body: Callable[[Any], Result], cases: Sequence[Any]) -> Iterator[Result]:
-    """`body` of every case, in processes of their own, in the order in which they end."""
+    """The result of `body` for each case, in the order in which they end. Each runs in another process."""
     context = multiprocessing.get_context("spawn")
     workers = min(MAX_PROCESSES, len(os.sched_getaffinity(0)), len(cases) or 1)
     try:
-        # A terminal's Ctrl-C is for this process, which ends the others.
+        # A terminal's Ctrl-C is meant for this process, which stops the others.
         with ProcessPoolExecutor(workers, context, signal.signal, (signal.SIGINT, signal.SIG_IGN)) as pool:
             try:
                 for future in as_completed([pool.submit(body, case) for case in cases]):
                     yield future.result()
             except BaseException:
-                for process in multiprocessing.active_children():
-                    process.terminate()
+                pids = [process.pid for process in multiprocessing.active_children() if process.pid]
+                stop_processes(family_of(pids))
                 pool.shutdown(cancel_futures=True)
                 raise
     except BrokenProcessPool:
-        raise BenchError("a process that trained has died") from None
+        raise BenchError("a training process died") from None
 
 
 def _train(case: "TrainingCase") -> "TrainingOutcome":
@@ -140,8 +143,8 @@ def _row(
     outcomes: "Sequence[TrainingOutcome]",
     application: ApplicationSpec,
 ) -> dict[str, Any]:
-    """Medians are over all seeds; a run that fell short of the target counts as longer than any that met it,
-    so that a median may be unknown (None)."""
+    """Medians are over all seeds. A run that missed the target counts as longer than all that reached it, so
+    a median may be unknown (None)."""
     case = outcomes[0].case
     progress, examples = (_median(outcomes, field) for field in ("progress", "examples"))
     progress_m0, examples_m0 = (_median(reference, field) for field in ("progress", "examples"))
@@ -176,7 +179,7 @@ def _median(outcomes: "Sequence[TrainingOutcome]", field: str) -> float | None:
 
 
 def text(result: dict[str, Any]) -> str:
-    heads = ["application", "batch", "rule", "progress", "least-most", "/ M0's", "examples", "/ M0's", ""]
+    heads = ["application", "batch", "rule", "progress", "min-max", "/ M0's", "examples", "/ M0's", ""]
     rows = [
         [
             row["application"],
@@ -192,15 +195,18 @@ def text(result: dict[str, Any]) -> str:
         for row in result["rows"]
     ]
     lines = [
-        f"Medians of {len(result['seeds'])} seeds; progress in steps at M0",
+        f"Medians of {len(result['seeds'])} seeds; progress in steps at the initial batch size M0",
         "",
         table(heads, rows),
         "",
-        "* beyond the application's largest batch",
+        "* larger than the application's largest batch size",
     ]
     if result["within_tolerance"] is not None:
         verdict = "holds" if result["within_tolerance"] else "does NOT hold"
-        lines.append(f"AdaScale keeps progress within {result['tolerance']:.0%} of M0's in bounds: {verdict}")
+        lines.append(
+            f"AdaScale keeps progress within {result['tolerance']:.0%} of that at M0, "
+            f"up to the largest batch size: {verdict}"
+        )
     return "\n".join(lines)
 
 
@@ -209,7 +215,7 @@ def _remark(row: dict[str, Any]) -> str:
     if not short:
         return "off" if row["within_tolerance"] is False else ""
     why = f"{row['diverged']} diverged; " if row["diverged"] else ""
-    return f"{why}{short} of {row['runs']} not reached in {row['budget_examples']} examples"
+    return f"{why}{short} of {row['runs']} missed the target in {row['budget_examples']} examples"
 
 
 def _number(value: float | None, form: str) -> str:

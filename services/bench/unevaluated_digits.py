@@ -1,4 +1,4 @@
-"""`digits-cnn` that is never evaluated: for benchmarks that measure the training alone."""
+"""`digits-cnn` without evaluations, for benchmarks that measure only training."""
 
 import msgspec
 

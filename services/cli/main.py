@@ -20,7 +20,7 @@ from services.cli.errors import print_error
 from services.cli.job_commands import cancel, jobs, submit, watch
 from services.cli.measure_commands import bench, calibrate
 from services.cli.run_commands import experiment, run
-from services.cli.setup_commands import keys, workload
+from services.cli.setup_commands import init, keys, workload
 from services.cli.simulate_commands import fidelity, sensitivity, simulate
 
 app = typer.Typer(
@@ -34,6 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 COMMANDS: tuple[Callable[..., object], ...] = (
+    init,
     run,
     submit,
     jobs,

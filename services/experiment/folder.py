@@ -25,7 +25,9 @@ from common import __version__
 from common.config import PREFIX, Config
 from common.lifecycle import UserError
 from common.types import Struct
+from services.bench.measure import processor
 from services.experiment.plan import ISOLATED, Definition, PlannedRun
+from services.launcher.processes import stop_processes
 
 ROOT = Path(__file__).resolve().parents[2]
 """Where our packages are, in a checkout or installed."""
@@ -35,7 +37,6 @@ WORKLOAD_FILE = "workload.toml"
 LOCK_FILE = ".experiment.lock"
 LOST = "lost"
 MEMORY_FILE = "memory.json"
-STOP_S = 5.0
 SAME = ("requests", "nodes", "timeout_s", "memory")
 """Keys of the definition, and then sections of the configuration, that all runs of an experiment share."""
 SAME_SECTIONS = ("scheduler", "collector", "agent", "trainer", "applications")
@@ -216,14 +217,9 @@ class Folder:
 
     def end_leftovers(self) -> int:
         """End what a killed command has left running here; returns how many processes that were."""
-        count = len(left := self.leftovers())
-        for act in (psutil.Process.terminate, psutil.Process.kill):
-            for process in left:
-                with contextlib.suppress(psutil.Error):
-                    act(process)
-            psutil.wait_procs(left, timeout=STOP_S)
-            left = self.leftovers()
-        if left:
+        count = len(self.leftovers())
+        stop_processes(self.leftovers)
+        if left := self.leftovers():
             pids = " ".join(str(process.pid) for process in left)
             raise UserError(f"{self.path}: stacks of a killed experiment cannot be ended: kill {pids}")
         return count
@@ -260,19 +256,11 @@ def code_digest(root: Path = ROOT) -> str:
 
 def machine() -> dict[str, Any]:
     return {
-        "processor": _processor(),
+        "processor": processor(),
         "cores": psutil.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
         "system": f"{platform.system()} {platform.machine()}",
     }
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
 
 
 def _differences(former: dict[str, Any], now: dict[str, Any], where: str = "") -> list[str]:

@@ -32,7 +32,7 @@ from services.experiment.folder import (
 )
 from services.experiment.plan import Definition, PlannedRun
 from services.launcher.client import Arrivals, Client, workload_reader
-from services.launcher.stack import PROCFILE, Stack, StackError, expected_nodes
+from services.launcher.stack import Stack, StackError, current_procfile
 from services.monitor.service import follow
 from services.scheduler.policies import UnknownPolicy, make_live_policy
 
@@ -71,9 +71,9 @@ def check_policies(names: Iterable[str]) -> None:
 
 def check_cluster(definition: Definition) -> None:
     """Raises UserError where the stack has not as many nodes as the experiment wants."""
-    nodes = len(expected_nodes(PROCFILE))
-    if definition.nodes != nodes:
-        raise UserError(f"nodes {definition.nodes}: allowed: {nodes}, the agents of {PROCFILE}")
+    procfile = current_procfile()
+    if definition.nodes != (nodes := len(procfile.nodes)):
+        raise UserError(f"nodes {definition.nodes}: allowed: {nodes}, the agents of {procfile.source}")
 
 
 def perform(task: RunTask) -> RunOutcome:
@@ -177,7 +177,7 @@ def _train(task: RunTask, stack: Stack, meter: Meter, check: Callable[[], None])
 
     try:
         with Client(stack.config) as client:
-            arrivals = Arrivals(client, read(client.slots()), tell=lambda line: None)
+            arrivals = Arrivals(client, read(client.slots()), say=lambda line: None)
             return arrivals.failures(follow(stack.jobs, show, arrivals.over(task.definition.timeout_s)))
     except (StackError, ServerUnavailable) as error:
         return [str(error).splitlines()[0]]

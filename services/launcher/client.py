@@ -1,4 +1,4 @@
-"""What the commands say to a scheduler: submit the jobs of a workload in their time, ask how they are."""
+"""What commands ask of a scheduler: submit the jobs of a workload when they are due, report job states."""
 
 import math
 import secrets
@@ -17,17 +17,19 @@ from common.types import JobState
 from workloads.applications import applications
 from workloads.files.workload_file import Workload, read_workload, single_job
 
-SILENCE_S = 0.7
-"""Three times so long without a sign of the scheduler, and nobody is there."""
+REPLY_TIMEOUT_S = 0.7
+ATTEMPTS = 3
 Answer = TypeVar("Answer")
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     print(line, flush=True)
 
 
 class Client:
-    """Questions to the scheduler that the configuration names, as a context."""
+    """A context: requests to the configured scheduler.
+
+    A request raises ServerUnavailable if the scheduler does not reply in time to any of its attempts."""
 
     def __init__(self, config: Config) -> None:
         keys = load_keys(config.endpoints.keys_dir)
@@ -37,11 +39,20 @@ class Client:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self._client.close()
 
-    def ask(self, request: Request, kind: type[Answer]) -> Answer:
-        """The reply, of this kind. Raises UserError with the scheduler's reason when it refuses."""
-        reply = self._client.request(request, timeout_s=SILENCE_S, attempts=3)
+    def ask(
+        self,
+        request: Request,
+        kind: type[Answer],
+        timeout_s: float = REPLY_TIMEOUT_S,
+        attempts: int = ATTEMPTS,
+    ) -> Answer:
+        """The reply, which is of type `kind`. Raises UserError with the scheduler's reason if it refuses."""
+        reply = self._client.request(request, timeout_s=timeout_s, attempts=attempts)
         if isinstance(reply, kind):
             return reply
         reason = reply.reason if isinstance(reply, Refused) else f"unexpected reply {type(reply).__name__}"
@@ -51,28 +62,29 @@ class Client:
         return self.ask(GetJobs(), JobTable)
 
     def slots(self) -> int | None:
-        """Slots of the cluster; None while no agent has registered."""
+        """Number of slots in the cluster; None before the first agent has registered."""
         nodes = self.jobs().nodes
         return sum(node.slots for node in nodes) if nodes else None
 
 
 class Arrivals:
-    """The jobs of a workload, each submitted when its time has come; time starts now.
+    """Submits each job of a workload when its arrival time has come, counted from now.
 
-    A job table has all active jobs but only the newest of the others, so what was seen to end is remembered,
-    and a job that was accepted and is not in the table has ended. `tell` gets a line on each submission."""
+    A job table has all active jobs but only the newest of the ended ones. So jobs that have ended are
+    remembered here, and an accepted job that is not in the table has ended. `say` gets one line for each
+    submission."""
 
-    def __init__(self, client: Client, workload: Workload, tell: Callable[[str], None] = say) -> None:
+    def __init__(self, client: Client, workload: Workload, say: Callable[[str], None] = print_line) -> None:
         self.job_ids = {row.spec.id for row in workload.rows}
         self._client = client
-        self._tell = tell
+        self._say = say
         self._submitted: set[str] = set()
         self._ended: dict[str, JobRow] = {}
         self._waiting = deque(workload.rows)
         self._start_s = time.monotonic()
 
     def submit_due(self) -> float:
-        """Submit what is due; returns the seconds to the next arrival, inf when all have been submitted."""
+        """Submit the jobs that are due; returns the seconds to the next arrival, inf after the last one."""
         while self._waiting:
             wait_s = self._waiting[0].at_s - (time.monotonic() - self._start_s)
             if wait_s > 0:
@@ -80,12 +92,12 @@ class Arrivals:
             spec = self._waiting.popleft().spec
             accepted = self._client.ask(SubmitJob(spec=spec), JobAccepted)
             self._submitted.add(spec.id)
-            self._tell(f"{spec.id}: {'already accepted' if accepted.duplicate else 'submitted'}")
+            self._say(f"{spec.id}: {'already accepted' if accepted.duplicate else 'submitted'}")
         return math.inf
 
     def over(self, timeout_s: float = math.inf) -> Callable[[JobTable], bool]:
-        """What submits, at each table that it is shown, what is due, and says whether all have ended, or the
-        time is over, which counts from now."""
+        """A function that submits due jobs each time it gets a job table, and returns whether all jobs have
+        ended or `timeout_s`, counted from now, has passed."""
         deadline_s = time.monotonic() + timeout_s
 
         def over(table: JobTable) -> bool:
@@ -97,22 +109,22 @@ class Arrivals:
         return over
 
     def all_ended(self, table: JobTable) -> bool:
-        """Whether all were submitted, before the table was asked for, and have ended."""
+        """Whether all jobs had been submitted before the table was requested, and have ended."""
         self._remember(table)
         active = {row.id for row in table.jobs if not row.state.terminal}
         return self.job_ids == self._submitted and not self.job_ids & active
 
     def failures(self, table: JobTable) -> list[str]:
-        """A line on each of these jobs that was not completed and verified."""
+        """One line for each job of the workload that was not completed and verified."""
         self._remember(table)
         rows = {row.id: row for row in table.jobs} | self._ended
         lines = []
         for job_id in sorted(self.job_ids):
             row = rows.get(job_id)
             if job_id not in self._submitted:
-                lines.append(f"{job_id}: not submitted before the time was over")
+                lines.append(f"{job_id}: not submitted before the timeout")
             elif row is None:
-                lines.append(f"{job_id}: has ended long ago; only the event log still says how")
+                lines.append(f"{job_id}: ended too long ago; only the event log says how")
             elif row.state is not JobState.COMPLETED:
                 lines.append(f"{job_id}: {row.state}: {row.reason}")
         return lines
@@ -124,7 +136,9 @@ class Arrivals:
 def workload_reader(
     config: Config, file: Path | None, fields: dict[str, Any]
 ) -> Callable[[int | None], Workload]:
-    """What reads and checks the workload, given the number of slots of the cluster."""
+    """A function that reads and checks the workload of `file`, or the single job of `fields`.
+
+    Its argument is the number of slots of the cluster; None if it is not known."""
     known = applications(config.applications.modules)
     if file is not None:
         return lambda slots: read_workload(file, known, slots)

@@ -1,8 +1,8 @@
-"""The whole stack on this machine: honcho and the Procfile, started, waited for, and taken down again.
+"""A whole stack on this machine: honcho and the Procfile's processes, started, awaited and stopped.
 
-A stack has a run of its own and binds free ports of a loopback address of its own, so that it meets no
-other stack. Every process of it carries the stack's endpoints in its environment; that is how those are
-found which outlived their parents.
+Each stack has a run of its own and binds free ports on a loopback address of its own, so stacks do not
+disturb each other. All its processes have its endpoints in their environment: this is how `Stack.processes`
+also finds those that outlived their parents.
 """
 
 import os
@@ -13,15 +13,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from itertools import pairwise
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 import msgspec
 import psutil
 from honcho.environ import parse_procfile
 
 from common.config import (
+    CONFIG_FILE,
     PREFIX,
     RESERVED_NAMES,
     Config,
@@ -30,32 +33,62 @@ from common.config import (
     new_run_id,
 )
 from common.lifecycle import EXIT_UNAVAILABLE, UserError
-from common.messaging.curve_keys import load_keys
-from common.messaging.request_reply import RequestClient, ServerUnavailable
+from common.messaging.request_reply import ServerUnavailable
 from common.protocol import GetJobs, JobTable
+from services.launcher.client import Client
+from services.launcher.processes import STOP_TIMES, StopTimes, stop_processes
+from services.launcher.project_files import PROCFILE, PROCFILE_TEXT
 
-ROOT = Path(__file__).resolve().parents[2]
-PROCFILE = ROOT / "Procfile"
 OUTPUT_FILE = "stack.log"
 START_S = 30.0
-STOP_S = 4.4
-"""Between the stop signal and the killing of what is left; honcho itself kills 5 s after the first exit."""
-STARTING_STOP_S = 1.5
-KILL_S = 0.5
+STARTING_STOP_TIMES = StopTimes(ask_s=0.5, terminate_s=1.0, kill_s=0.5)
+"""For a stack that is not up yet, in which no job can be running."""
 POLL_S = 0.05
 TAIL_LINES = 15
 
 
 class StackError(UserError):
-    """The stack did not come up, or ended by itself; the text has the end of its output."""
+    """The stack did not come up, or it ended by itself; the text includes the end of its output."""
 
     exit_code = EXIT_UNAVAILABLE
+
+
+class Procfile(NamedTuple):
+    """`source` says where the text comes from, for messages."""
+
+    source: str
+    text: str
+
+    @property
+    def nodes(self) -> set[str]:
+        """Names of the nodes whose agents it starts. Raises StackError if it cannot be parsed."""
+        try:
+            commands = [shlex.split(line) for line in parse_procfile(self.text).processes.values()]
+        except (ValueError, AssertionError) as error:  # honcho asserts that names are unique
+            raise StackError(f"{self.source}: not a Procfile: {error}") from error
+        agents = [words for words in commands if "services.job_agent" in words]
+        return {name for words in agents for option, name in pairwise(words) if option == "--node"}
+
+
+def current_procfile() -> Procfile:
+    """The Procfile next to coadapt.toml in the current folder, or the built-in one if these two files are not
+    there: a Procfile alone may belong to another program. Raises StackError if it cannot be read."""
+    file = Path(PROCFILE)
+    if not (file.exists() and Path(CONFIG_FILE).exists()):
+        return Procfile("the built-in Procfile", PROCFILE_TEXT)
+    try:
+        return Procfile(str(file), file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StackError(f"{file}: cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise StackError(f"{file}: not UTF-8 text: {error}") from error
 
 
 class Stack:
     """A context: inside it scheduler, collector, logger and the Procfile's agents are up.
 
-    `config` is that of the stack: a copy of the given one with its own endpoints and run id.
+    `config` is the stack's own: a copy of the given one with its endpoints and its run id. The run's folder
+    has the output of the processes and the Procfile that started them.
     """
 
     def __init__(
@@ -63,10 +96,13 @@ class Stack:
         config: Config,
         environment: Mapping[str, str],
         *,
-        procfile: Path = PROCFILE,
+        procfile: Procfile | None = None,
         start_s: float = START_S,
     ) -> None:
-        self._nodes = expected_nodes(procfile)
+        """`procfile`: `current_procfile()` if not given. Raises StackError or UserError before
+        anything is started if the Procfile, the run id or the folder of logs cannot be used."""
+        self._procfile = procfile or current_procfile()
+        self._nodes = self._procfile.nodes
         run_id = claim_run_id(config)
         self.config = msgspec.structs.replace(
             config,
@@ -77,12 +113,11 @@ class Stack:
         self.run_dir = config.run_dir(run_id)
         self.output = self.run_dir / OUTPUT_FILE
         self.killed: tuple[str, ...] = ()
-        """Names of the processes that did not stop when they were asked to."""
-        self._procfile = procfile
+        """Names of the processes that did not stop in time."""
         self._start_s = start_s
         self._environment = stack_environment(self.config, environment)
         self._honcho: subprocess.Popen[bytes] | None = None
-        self._client: RequestClient | None = None
+        self._client: Client | None = None
         self._up = False
 
     def __enter__(self) -> "Stack":
@@ -100,7 +135,7 @@ class Stack:
         self.stop()
 
     def jobs(self) -> JobTable:
-        """The scheduler's job table. Raises StackError when the stack is no longer there."""
+        """The scheduler's job table. Raises StackError if the stack has ended or does not answer."""
         self.check()
         try:
             return self._ask(timeout_s=1.0, attempts=3)
@@ -109,12 +144,13 @@ class Stack:
             raise StackError(f"the scheduler does not answer: {error}{self._tail()}") from error
 
     def check(self) -> None:
+        """Raises StackError if the stack has ended."""
         code = self._honcho.poll() if self._honcho else None
         if code is not None:
             raise StackError(f"the stack ended by itself with exit code {code}{self._tail()}")
 
     def processes(self) -> list[psutil.Process]:
-        """Every living process of the stack, whoever its parent is by now."""
+        """All living processes of the stack, whatever their parent is by now."""
         mark = "COADAPT_ENDPOINTS_SCHEDULER_REQUESTS"
         found = []
         for process in psutil.process_iter():
@@ -122,34 +158,34 @@ class Stack:
                 if process.environ().get(mark) == self._environment[mark] and process.pid != os.getpid():
                     found.append(process)
             except psutil.Error:
-                continue  # gone, a zombie, or another user's
+                continue  # it has ended, is a zombie, or belongs to another user
         return found
 
     def stop(self) -> int | None:
-        """Ask all to stop, and kill after `STOP_S` what did not; earlier where no job can have started.
+        """Stop all processes; `killed` then names those that had to be killed.
 
-        Returns honcho's exit code (143 after an orderly stop, -9 where the stack had not come up); None when
-        nothing had been started.
+        Returns honcho's exit code (143 after an orderly stop, -9 if the stack had not come up), or None if
+        nothing was started.
         """
-        wait_s = STOP_S if self._up else STARTING_STOP_S
-        deadline_s = time.monotonic() + wait_s
-        try:
-            if self._honcho and self._honcho.poll() is None:
-                # honcho loses a SIGTERM that comes while it starts its processes
-                self._honcho.send_signal(signal.SIGTERM if self._up else signal.SIGKILL)
-                self._honcho.wait(wait_s)
-            orphans = self.processes()
-            for process in orphans:
-                process.terminate()
-            psutil.wait_procs(orphans, timeout=max(deadline_s - time.monotonic(), 0.0))
-        except (subprocess.TimeoutExpired, psutil.NoSuchProcess):
-            pass
-        finally:  # also where a second Ctrl-C ended the waiting
-            self._kill_the_rest()
+        self.killed += stop_processes(
+            self.processes, self._ask_honcho_to_stop, STOP_TIMES if self._up else STARTING_STOP_TIMES
+        )
+        if self._client is not None:
+            self._client.close()
+            self._client = None
         return self._honcho.poll() if self._honcho else None
 
+    def _ask_honcho_to_stop(self, timeout_s: float) -> None:
+        if self._honcho is not None:
+            # honcho loses a SIGTERM that arrives while it starts its processes
+            self._honcho.send_signal(signal.SIGTERM if self._up else signal.SIGKILL)
+            with suppress(subprocess.TimeoutExpired):
+                self._honcho.wait(timeout_s)
+
     def _start(self) -> None:
-        options = ["--no-colour", "-e", os.devnull, "-f", str(self._procfile)]
+        procfile = self.run_dir / PROCFILE
+        procfile.write_text(self._procfile.text, encoding="utf-8")
+        options = ["--no-colour", "-e", os.devnull, "-f", str(procfile.resolve())]
         with self.output.open("wb") as output:
             self._honcho = subprocess.Popen(
                 [sys.executable, "-m", "honcho", *options, "start"],
@@ -157,7 +193,7 @@ class Stack:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                start_new_session=True,  # a terminal's Ctrl-C is for us, and we pass it on in order
+                start_new_session=True,  # a terminal's Ctrl-C reaches only us: we stop the stack in order
             )
 
     def _wait_until_up(self) -> None:
@@ -178,40 +214,20 @@ class Stack:
             f"{', '.join(sorted(missing))}{self._tail()}"
         )
 
-    def _kill_the_rest(self) -> None:
-        deadline_s = time.monotonic() + KILL_S
-        while rest := self.processes():  # again, for what one of them had just started
-            for process in rest:
-                try:
-                    name = f"{process.pid} {shlex.join(process.cmdline())}"
-                    process.kill()
-                except psutil.NoSuchProcess:
-                    continue
-                self.killed += (name,)
-            psutil.wait_procs(rest, timeout=KILL_S)
-            if time.monotonic() > deadline_s:
-                return
-
     def _ask(self, timeout_s: float, attempts: int) -> JobTable:
-        if self._client is None:
-            endpoints = self.config.endpoints
-            keys = load_keys(endpoints.keys_dir)
-            self._client = RequestClient(endpoints.scheduler_requests, keys, limits=self.config.limits)
-        reply = self._client.request(GetJobs(), timeout_s=timeout_s, attempts=attempts)
-        if not isinstance(reply, JobTable):
-            raise StackError(f"the scheduler answered GetJobs with {type(reply).__name__}")
-        return reply
+        self._client = self._client or Client(self.config)
+        return self._client.ask(GetJobs(), JobTable, timeout_s, attempts)
 
     def _tail(self) -> str:
-        """The end of what the stack's processes said, for a person."""
+        """The last lines of the stack's output, for an error message."""
         lines = self.output.read_text(errors="replace").splitlines()[-TAIL_LINES:]
         return "\n".join([f"; the end of {self.output}:", *(f"    {line}" for line in lines)])
 
 
 def claim_run_id(config: Config) -> str:
-    """The run id of a stack, its folder made: the wanted one, or a new one.
+    """Create the folder of a run; returns its id: the configured one, or a new one if none is configured.
 
-    Raises UserError when the wanted run is there already: two runs in one log would spoil both.
+    Raises UserError if the configured run exists: a log can hold only one run.
     """
     logs_dir, wanted = Path(config.run.logs_dir), config.run.run_id
     try:
@@ -219,28 +235,30 @@ def claim_run_id(config: Config) -> str:
             return new_run_id(logs_dir, config.scheduler.policy.partition(":")[0], time.time())
         (logs_dir / wanted).mkdir(parents=True)
     except FileExistsError as error:
-        raise UserError(f"run_id {wanted}: {logs_dir / wanted} is there already") from error
+        raise UserError(
+            f"run_id {wanted}: {logs_dir / wanted} exists already; choose another run_id, or move it away"
+        ) from error
     except OSError as error:
         raise UserError(f"logs_dir {logs_dir}: cannot be used: {error.strerror}") from error
     return wanted
 
 
 def free_endpoints(endpoints: EndpointsConfig) -> EndpointsConfig:
-    """Free ports of a loopback address of our own, so that nobody takes them before they are bound."""
+    """Free ports of a loopback address of our own, so that no other process takes them before they are
+    bound."""
     names = [name for name in endpoints.__struct_fields__ if name != "keys_dir"]
     with ExitStack() as sockets:
-        host = ""
+        host = _own_loopback_address()
         chosen = {}
         for name in names:
             listener = sockets.enter_context(socket.socket())
-            host = host or _own_loopback_address()
             listener.bind((host, 0))
             chosen[name] = f"tcp://{host}:{listener.getsockname()[1]}"
     return msgspec.structs.replace(endpoints, **chosen)
 
 
 def _own_loopback_address() -> str:
-    """A random one of 127.0.0.0/8; systems that have only 127.0.0.1 get that."""
+    """A random address of 127.0.0.0/8, or 127.0.0.1 on systems that have only this one."""
     address = "127.{}.{}.{}".format(*(1 + byte % 254 for byte in os.urandom(3)))
     with socket.socket() as probe:
         try:
@@ -250,23 +268,12 @@ def _own_loopback_address() -> str:
     return address
 
 
-def expected_nodes(procfile: Path) -> set[str]:
-    """Names of the nodes whose agents a Procfile starts."""
-    try:
-        commands = parse_procfile(procfile.read_text()).processes.values()
-    except OSError as error:
-        raise StackError(f"{procfile}: cannot be read: {error.strerror}") from error
-    words = [shlex.split(command) for command in commands]
-    return {w[w.index("--node") + 1] for w in words if "services.job_agent" in w and "--node" in w}
-
-
 def stack_environment(config: Config, environment: Mapping[str, str]) -> dict[str, str]:
-    """What gives every process exactly this configuration, and the Python and packages that run now."""
+    """The environment that gives processes this configuration, and the Python that runs now."""
     kept = {
         name: value
         for name, value in environment.items()
         if not name.startswith(PREFIX) or name in RESERVED_NAMES
     }
     path = os.pathsep.join([str(Path(sys.executable).parent), environment.get("PATH", os.defpath)])
-    packages = os.pathsep.join([str(ROOT), *filter(None, [environment.get("PYTHONPATH")])])
-    return {**kept, **config_environment(config), "PATH": path, "PYTHONPATH": packages}
+    return {**kept, **config_environment(config), "PATH": path}

@@ -3,7 +3,6 @@
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,11 +16,11 @@ from services.calibration.calibrate import conditions
 from services.calibration.calibration_plan import Curve, Evaluations, GridPoint, Life, Placed, Row
 from services.calibration.measurements import Journal
 from tests.fixtures import quick_app
+from tests.fixtures.command import start_command
 from tests.fixtures.leftovers import nothing_left, processes, survivors
 from workloads.applications import applications
 from workloads.files.measured_profile import read_profiles
 
-ROOT = Path(__file__).parents[2]
 WAIT_S = 120.0
 WITH_AGENTS = 8
 """Processes of a calibration that measures: itself, the event-logger, two agents with what forks replicas."""
@@ -41,16 +40,7 @@ def environment() -> Iterator[dict[str, str]]:
 
 
 def start(environment: dict[str, str], *arguments: object) -> "subprocess.Popen[str]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "services.cli.main", "calibrate", *map(str, arguments)],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
+    return start_command("calibrate", *arguments, environment=environment)
 
 
 def test_an_interrupted_calibration_leaves_nothing_running_and_is_gone_on_with(
@@ -112,7 +102,7 @@ def test_nothing_is_measured_on_a_busy_machine(
     code, output, errors = coadapt("calibrate", "--out", tmp_path, "--busy-before", "0")
     assert (code, output) == (3, "")
     assert errors.startswith("coadapt: the machine is busy: ")
-    assert errors.endswith("stop what else it does, or allow more with --busy-before\n")
+    assert errors.endswith("stop other processes, or allow more with --busy-before\n")
     part = tmp_path / "part"
     part.mkdir()
     with Journal(part, {"seeds": 1}, fresh=False) as journal:

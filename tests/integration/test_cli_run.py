@@ -1,10 +1,9 @@
-"""`coadapt run`: a stack of its own that goes as it came, whatever ends it."""
+"""`coadapt run`: it starts a stack of its own and stops all of it, however the run ends."""
 
 import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -15,9 +14,9 @@ import msgspec
 import psutil
 
 from common.config import Config
-from services.launcher.stack import STOP_S
+from services.launcher.processes import STOP_TIMES
+from tests.fixtures.command import clean_environment, start_command
 
-ROOT = Path(__file__).parents[2]
 ENDLESS = """
 [[job]]
 application = "digits-cnn"
@@ -35,27 +34,11 @@ max_progress = 30
 
 @contextmanager
 def running(folder: Path, workload: str, *options: str) -> "Iterator[subprocess.Popen[str]]":
-    """`coadapt run` in a session of its own, as in a terminal; its stack writes to `folder`/logs."""
+    """`coadapt run`; its stack writes to `folder`/logs."""
     (folder / "set.toml").write_text(workload)
-    others = {name: value for name, value in os.environ.items() if not name.startswith("COADAPT_")}
-    with subprocess.Popen(
-        [
-            sys.executable,
-            "-m",
-            "services.cli.main",
-            "run",
-            str(folder / "set.toml"),
-            "--policy",
-            "fixed",
-            *options,
-        ],
-        env={**others, "COADAPT_LOGS_DIR": str(folder / "logs"), "PYTHONPATH": str(ROOT)},
-        cwd=folder,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    ) as command:
+    environment = clean_environment(COADAPT_LOGS_DIR=str(folder / "logs"))
+    arguments = ["run", folder / "set.toml", "--policy", "fixed", *options]
+    with start_command(*arguments, environment=environment, folder=folder) as command:
         try:
             yield command
         finally:
@@ -65,7 +48,7 @@ def running(folder: Path, workload: str, *options: str) -> "Iterator[subprocess.
 
 
 def stack_of(folder: Path) -> list[psutil.Process]:
-    """Every living process of the stack that writes to `folder`."""
+    """All living processes of the stack that writes to `folder`."""
     found = []
     for process in psutil.process_iter():
         try:
@@ -102,7 +85,7 @@ def assert_nothing_is_left(folder: Path, shared_memory: set[str]) -> None:
             probe.bind((address.hostname, address.port))
 
 
-def test_ctrl_c_takes_a_training_stack_down_within_five_seconds(tmp_path):
+def test_ctrl_c_stops_a_training_stack_within_five_seconds(tmp_path):
     with running(tmp_path, ENDLESS) as command:
         assert command.stdout is not None
         assert any("  running  " in line for line in command.stdout)
@@ -138,16 +121,16 @@ def test_a_second_ctrl_c_kills_at_once(tmp_path):
         assert any("  running  " in line for line in command.stdout)
         (output,) = tmp_path.glob("logs/*/stack.log")
         scheduler = next(p for p in stack_of(tmp_path) if "services.scheduler" in p.cmdline())
-        scheduler.suspend()  # it will not hear the request to stop
+        scheduler.suspend()  # it does not react to the request to stop
         start_s = time.monotonic()
         os.killpg(command.pid, signal.SIGINT)
         while "sending SIGTERM to scheduler" not in output.read_text():
             with suppress(subprocess.TimeoutExpired):
                 command.wait(0.02)
-            assert command.returncode is None, "the first one asks, and waits"
+            assert command.returncode is None, "after the first Ctrl-C it asks and waits"
         os.killpg(command.pid, signal.SIGINT)
         command.communicate(timeout=10)
-        assert time.monotonic() - start_s < STOP_S, "it has not waited for the scheduler to stop"
+        assert time.monotonic() - start_s < sum(STOP_TIMES), "it does not wait for the scheduler"
         assert command.returncode == 130
         assert stack_of(tmp_path) == []
 
@@ -163,7 +146,7 @@ def test_a_job_that_fails_makes_the_run_fail_with_its_reason_after_the_summary(t
     assert_nothing_is_left(tmp_path, set())
 
 
-def test_jobs_that_outlive_the_timeout_make_the_run_fail(tmp_path):
+def test_jobs_that_run_longer_than_the_timeout_make_the_run_fail(tmp_path):
     with running(tmp_path, ENDLESS, "--timeout", "1") as command:
         out, errors = command.communicate(timeout=40)
     assert command.returncode == 1
@@ -173,7 +156,7 @@ def test_jobs_that_outlive_the_timeout_make_the_run_fail(tmp_path):
     assert_nothing_is_left(tmp_path, set())
 
 
-def test_a_stack_that_cannot_come_up_is_explained_by_the_end_of_its_output(tmp_path):
+def test_a_stack_that_does_not_come_up_is_explained_by_its_last_output(tmp_path):
     with running(tmp_path, ENDLESS) as command:
         deadline_s = time.monotonic() + 20
         agents = []

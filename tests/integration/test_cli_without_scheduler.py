@@ -1,10 +1,6 @@
-"""Clients when no scheduler is there: one line, exit 3 in time, and nothing that arrives later."""
+"""Commands without a scheduler: one line and exit 3 in time, and no request that is carried out later."""
 
-import os
-import subprocess
-import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -14,21 +10,21 @@ from common.messaging.reactor import Reactor
 from common.messaging.request_reply import ReplyServer
 from common.protocol import Done, Reply, Request
 from services.launcher.stack import free_endpoints
+from tests.fixtures.command import clean_environment, start_command
 
-ROOT = Path(__file__).parents[2]
 COMMANDS = (["submit", "--app", "matfac", "--wait"], ["cancel", "any"], ["watch"])
 
 
 @pytest.mark.parametrize("arguments", COMMANDS, ids=" ".join)
-def test_without_a_scheduler_a_command_says_so_in_time_and_leaves_no_ghost(arguments):
+def test_without_a_scheduler_a_command_says_so_in_time_and_leaves_no_request(arguments):
     endpoints = free_endpoints(EndpointsConfig())
-    environment = {**os.environ, **config_environment(Config(endpoints=endpoints))}
-    command = [sys.executable, "-m", "services.cli.main", *arguments]
+    environment = clean_environment(**config_environment(Config(endpoints=endpoints)))
     start_s = time.monotonic()
-    client = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=20)
+    with start_command(*arguments, environment=environment) as command:
+        output, errors = command.communicate(timeout=20)
     assert time.monotonic() - start_s < 5.0
-    assert (client.returncode, client.stdout) == (3, "")
-    (line,) = client.stderr.splitlines()
+    assert (command.returncode, output) == (3, "")
+    (line,) = errors.splitlines()
     assert line.startswith("coadapt: ")
     assert endpoints.scheduler_requests in line
 

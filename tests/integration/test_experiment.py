@@ -1,10 +1,8 @@
 """`coadapt experiment` with real stacks: done, interrupted, killed, and gone on with."""
 
 import json
-import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -14,10 +12,10 @@ import pytest
 from services.experiment.folder import RUN_FILE, Folder, RunRecord, write_json
 from services.experiment.plan import planned, read_definition
 from tests.fixtures import tiny_app
+from tests.fixtures.command import clean_environment, start_command
 
 pytestmark = pytest.mark.timeout(150)
 
-ROOT = Path(__file__).parents[2]
 SET = """
 [[job]]
 application = "tiny"
@@ -38,16 +36,8 @@ steal = 1.0
 
 @contextmanager
 def experiment(folder: Path, *options: str) -> "Iterator[subprocess.Popen[str]]":
-    others = {name: value for name, value in os.environ.items() if not name.startswith("COADAPT_")}
-    with subprocess.Popen(
-        [sys.executable, "-m", "services.cli.main", "experiment", "few.toml", *options],
-        env={**others, "COADAPT_APPLICATIONS_MODULES": tiny_app.MODULE, "PYTHONPATH": str(ROOT)},
-        cwd=folder,
-        text=True,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    ) as command:
+    environment = clean_environment(COADAPT_APPLICATIONS_MODULES=tiny_app.MODULE)
+    with start_command("experiment", "few.toml", *options, environment=environment, folder=folder) as command:
         try:
             yield command
         finally:

@@ -1,4 +1,4 @@
-"""The whole stack, real trainers included, on jobs of a second or two."""
+"""The whole stack with real trainers, on jobs of a second or two."""
 
 import os
 import signal
@@ -59,7 +59,7 @@ class Run:
         self.orders += 1
 
     def wait(self, condition: Callable[[JobTable], bool]) -> JobTable:
-        """Look at the jobs whenever the scheduler publishes orders, which it does at every change."""
+        """Read the job table after each of the scheduler's orders, which it publishes at every change."""
         found: list[JobTable] = []
         seen = -1
 
@@ -111,7 +111,7 @@ def assert_clean(folder: Path) -> None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_job_is_verified_the_log_is_clean_and_the_journal_gives_the_same_decisions(
+def test_all_jobs_are_verified_the_log_is_clean_and_the_journal_gives_the_same_decisions(
     policy: str, tmp_path: Path
 ) -> None:
     with running(tmp_path, policy) as run:
@@ -133,13 +133,13 @@ def test_every_job_is_verified_the_log_is_clean_and_the_journal_gives_the_same_d
     core = make_core(run.stack.config, make_policy(policy))
     live = [decided(event) for event in events(tmp_path, RoundDecided)]
     assert live
-    assert replayed(core, run.stack.run_dir) == live, "its journal gives its decisions again, byte for byte"
+    assert replayed(core, run.stack.run_dir) == live, "replaying the journal gives the same bytes"
     assert run.stack.killed == ()
 
 
 @pytest.fixture(scope="module")
 def fixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
-    """One stack for the tests below, each with jobs of its own; its log is audited after the last of them."""
+    """One stack for the tests below, each with its own jobs. Its log is audited after the last test."""
     folder = tmp_path_factory.mktemp("fixed")
     with running(folder, "fixed") as run:
         yield run
@@ -150,7 +150,7 @@ def fixed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
 
 
 @pytest.mark.timeout(120)
-def test_jobs_at_fault_fail_with_their_reason_and_the_others_go_on(fixed: Run) -> None:
+def test_broken_jobs_fail_with_their_reason_and_the_others_continue(fixed: Run) -> None:
     fixed.submit("raises", settings={"raise_at": 9.0})
     fixed.submit("diverges", settings={"nan_at": 9.0})
     fixed.submit("exits", settings={"exit_at": 9.0})
@@ -167,7 +167,7 @@ def test_jobs_at_fault_fail_with_their_reason_and_the_others_go_on(fixed: Run) -
 
 
 @pytest.mark.timeout(120)
-def test_a_replica_killed_by_hand_does_not_end_its_job(fixed: Run) -> None:
+def test_a_killed_replica_does_not_end_its_job(fixed: Run) -> None:
     fixed.submit("survivor", replicas=2, batch_size=48, settings={"sleep_ms": 5.0})
     fixed.wait(lambda table: state_of(table, "survivor") is JobState.RUNNING)
     folder = fixed.stack.run_dir / "jobs" / "survivor"
@@ -175,7 +175,7 @@ def test_a_replica_killed_by_hand_does_not_end_its_job(fixed: Run) -> None:
     victims[0].send_signal(signal.SIGKILL)
     table = fixed.wait(lambda table: state_of(table, "survivor").terminal)
     assert state_of(table, "survivor") is JobState.COMPLETED
-    assert len(list(folder.glob("*.log"))) == 4, "two replicas, one that replaced a dead one, the verifier"
+    assert len(list(folder.glob("*.log"))) == 4, "two replicas, one replacement, the verifier"
 
 
 def state_of(table: JobTable, job_id: str) -> JobState:
@@ -183,7 +183,7 @@ def state_of(table: JobTable, job_id: str) -> JobState:
 
 
 def is_replica(process: psutil.Process, folder: Path) -> bool:
-    """Its output goes to a file in the folder of its job."""
+    """Whether its output goes to a file in the folder of its job."""
     try:
         return os.readlink(f"/proc/{process.pid}/fd/1").startswith(str(folder))
     except OSError:

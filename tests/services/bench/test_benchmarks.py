@@ -1,25 +1,22 @@
-"""The benchmarks of training, each in its smallest form, with all of their real processes."""
+"""The benchmarks that train, each in its smallest form and with all its real processes."""
 
 import json
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from services.bench import overhead, resize
 from services.cli.main import main
+from tests.fixtures.command import start_command
 from tests.fixtures.leftovers import nothing_left, processes
 
-ROOT = Path(__file__).parents[3]
 WAIT_S = 150.0
-STARTED = {"overhead": 4, "pacing": 3}
-"""Processes, when it is in the middle of its start: with logger and agents; with resource tracker and
-forkserver."""
+STARTED = {"overhead": 4, "pacing": 3, "scaling": 3}
+"""Number of processes in the middle of the start: with event-logger and agents; with resource tracker and
+forkserver; with resource tracker and a worker."""
 
 pytestmark = pytest.mark.timeout(180)
 
@@ -30,11 +27,6 @@ def environment() -> Iterator[dict[str, str]]:
         yield marked
 
 
-def hear_interrupts() -> None:
-    """What a shell starts in the background is deaf to them, and so is its offspring."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
 Bench = Callable[..., dict[str, Any]]
 
 
@@ -42,7 +34,7 @@ Bench = Callable[..., dict[str, Any]]
 def bench(
     environment: dict[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> Bench:
-    """The result of a benchmark that is run in this process."""
+    """Runs a benchmark in this process and returns its result."""
 
     def run(*arguments: str) -> dict[str, Any]:
         for name, value in environment.items():
@@ -64,7 +56,7 @@ def bench(
 def test_resize_measures_every_change_and_a_restart_by_torchrun(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On one node, and beside torchrun with one process: every one of them has to import torch."""
+    """On one node and with one process of torchrun, since each of them has to import torch."""
     monkeypatch.setattr(resize, "NODES", ("a",))
     monkeypatch.setattr(resize, "SLOTS", 4)
     monkeypatch.setattr(resize, "TORCHRUN_PROCESSES", 1)
@@ -81,7 +73,7 @@ def test_resize_measures_every_change_and_a_restart_by_torchrun(
 def test_overhead_compares_the_trainer_with_a_loop_of_as_many_ranks(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On one node: every one of them has to import torch."""
+    """On one node, since each of them has to import torch."""
     monkeypatch.setattr(overhead, "NODES", ("a",))
     monkeypatch.setattr(overhead, "SLOTS", 2)
     assert overhead.CASES == {"one_replica": (1, 128), "one_replica_m0": (1, 16), "ddp": (2, 128)}
@@ -92,26 +84,17 @@ def test_overhead_compares_the_trainer_with_a_loop_of_as_many_ranks(
     assert case["ratio"]["p50"] == case["trainer_steps_per_s"]["p50"] / case["loop_steps_per_s"]["p50"]
 
 
-@pytest.mark.parametrize("name", ["overhead", "pacing"])
+@pytest.mark.parametrize("name", STARTED)
 def test_a_benchmark_interrupted_at_a_terminal_ends_with_130_and_leaves_nothing(
     environment: dict[str, str], name: str
 ) -> None:
     """While torch is being imported for its replicas."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "services.cli.main", "bench", name],
-        cwd=ROOT,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        preexec_fn=hear_interrupts,
-    )
+    process = start_command("bench", name, environment=environment)
     assert process.stderr is not None
     assert process.stderr.readline().startswith(f"{name}: 0/")
     while len(processes(environment)) < STARTED[name]:
         assert process.poll() is None
-    # As a terminal does: to the whole group.
+    # A terminal sends it to the whole process group.
     os.killpg(process.pid, signal.SIGINT)
     output, errors = process.communicate(timeout=WAIT_S)
     assert (process.returncode, output, errors) == (130, "", "")

@@ -14,7 +14,7 @@ from services.scheduler.policies.fixed import FixedPolicy
 from services.scheduler.policies.interface import ClusterView, Decision
 
 
-def test_a_run_tells_times_and_how_near_to_the_bound_it_came() -> None:
+def test_a_result_has_the_times_and_how_close_to_the_bound_the_decisions_are() -> None:
     found = run(jobs=8, nodes=4, slots=2, rounds=4, policy_name="pollux", seed=0)
     for key in ("decision_ms", "decision_cpu_ms"):
         spread = found[key]
@@ -25,13 +25,13 @@ def test_a_run_tells_times_and_how_near_to_the_bound_it_came() -> None:
     assert 0.5 < found["slots_used"] <= 1.0
 
 
-def test_a_policy_without_a_bound_is_timed_all_the_same() -> None:
+def test_a_policy_without_a_bound_is_timed_too() -> None:
     found = run(jobs=4, nodes=2, slots=2, rounds=2, policy_name="fixed", seed=0)
     assert found["value_over_bound"] is None
     assert found["decision_ms"]["mean"] > 0.0
 
 
-def test_rounds_show_jobs_in_all_stages() -> None:
+def test_rounds_have_jobs_in_all_stages() -> None:
     rng, policy = random.Random(1), make_policy("pollux")
     view = first_view(rng, jobs=20, nodes=16, slots=4)
     jobs = list(view.jobs)
@@ -60,7 +60,7 @@ def test_the_same_seed_gives_the_same_decisions() -> None:
         (lambda: 1 // 0, "round 2: ZeroDivisionError"),
     ],
 )
-def test_a_policy_that_fails_is_told(
+def test_a_policy_that_fails_is_named_with_its_round_and_problem(
     monkeypatch: pytest.MonkeyPatch, answer: Callable[[], Any], problem: str
 ) -> None:
     class Failing(FixedPolicy):
@@ -72,7 +72,7 @@ def test_a_policy_that_fails_is_told(
         run(2, 2, 2, 3, "failing", 0)
 
 
-def test_a_policy_that_is_not_there_or_needs_a_simulator_is_refused() -> None:
+def test_a_policy_that_is_unknown_or_needs_a_simulator_is_refused() -> None:
     with pytest.raises(UserError, match="'best': not one of"):
         run(1, 1, 1, 1, "best", 0)
     with pytest.raises(UserError, match="only a simulator knows"):

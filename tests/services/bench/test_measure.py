@@ -23,7 +23,7 @@ def test_a_quantile_lies_between_the_two_nearest_values():
     assert quantile([3.0], 0.99) == 3.0
 
 
-def test_a_summary_has_the_middle_and_the_ends():
+def test_a_summary_has_the_median_and_the_extremes():
     assert summary([4.0, 1.0, 2.0]) == {
         "n": 3,
         "p50": 2.0,
@@ -34,7 +34,7 @@ def test_a_summary_has_the_middle_and_the_ends():
     assert summary([1.0], "_s") == {"n": 1, "p50_s": 1.0, "p99_s": 1.0, "least_s": 1.0, "most_s": 1.0}
 
 
-def test_a_ratio_of_pairs_is_not_moved_by_a_machine_that_becomes_slower():
+def test_a_ratio_of_pairs_does_not_change_when_the_machine_becomes_slower():
     of = ratio_of_pairs([8.0, 4.0, 2.0], [10.0, 5.0, 2.5])
     assert (of["p50"], of["least"], of["most"]) == (0.8, 0.8, 0.8)
     with pytest.raises(ValueError, match="longer"):
@@ -59,7 +59,7 @@ def test_turns_alternate_and_every_second_one_goes_backwards():
     assert done == [1, 2, 3, 4, 5, 6]
 
 
-def test_progress_tells_the_seconds_left_on_stderr(capsys):
+def test_progress_shows_the_seconds_left_on_stderr(capsys):
     clock = iter([0.0, 10.0, 30.0])
     progress = Progress("name", 2, lambda: next(clock))
     progress.step("first")
@@ -73,11 +73,11 @@ def test_progress_tells_the_seconds_left_on_stderr(capsys):
     ]
 
 
-def test_a_table_has_its_numbers_to_the_right():
+def test_a_table_aligns_its_numbers_right():
     assert table(["name", "ms"], [["a", "10"], ["long", "7"]]) == "name  ms\na     10\nlong   7"
 
 
-def test_a_report_is_the_text_or_one_json_object_and_says_what_machine_it_was(capsys):
+def test_a_report_is_text_or_one_json_object_and_names_the_machine(capsys):
     report({"p50_s": 0.5}, "half a second", as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert found["p50_s"] == 0.5

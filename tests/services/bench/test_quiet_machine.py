@@ -1,4 +1,4 @@
-"""What a machine did, and whether that is quiet enough."""
+"""The CPU use of a machine, and whether it is quiet enough."""
 
 import os
 import subprocess
@@ -41,7 +41,7 @@ def used(busy_s: float, steal_s: float = 0.0) -> Usage:
     return Usage(all_s=10.0, busy_s=busy_s, steal_s=steal_s)
 
 
-def test_what_others_use_is_all_that_was_busy_and_not_ours() -> None:
+def test_other_processes_used_all_busy_time_that_is_not_ours() -> None:
     assert foreign(used(4.0), ours_s=3.0, others_s=0.9) == pytest.approx(0.1)
     assert foreign(used(4.0), ours_s=4.1, others_s=0.0) == 0.0
     assert foreign(used(4.0), ours_s=4.1, others_s=0.5) == pytest.approx(0.05)
@@ -50,7 +50,7 @@ def test_what_others_use_is_all_that_was_busy_and_not_ours() -> None:
     assert foreign(Usage(all_s=0.0, busy_s=0.0, steal_s=0.0), ours_s=0.0, others_s=0.0) == 0.0
 
 
-def test_a_machine_is_too_busy_by_what_others_use_or_by_what_is_stolen() -> None:
+def test_a_machine_is_too_busy_because_of_other_processes_or_of_steal() -> None:
     assert too_busy(used(0.9), 0.0, 0.0, BOUNDS) == ""
     assert too_busy(used(1.5), 0.6, 0.0, BOUNDS) == ""
     busy = too_busy(used(1.5), 0.1, 0.0, BOUNDS)
@@ -59,7 +59,7 @@ def test_a_machine_is_too_busy_by_what_others_use_or_by_what_is_stolen() -> None
 
 
 @pytest.mark.parametrize(
-    ("disturbed", "told"),
+    ("disturbed", "reason"),
     [
         ({}, ""),
         ({"foreign_cpu_fraction": 0.05}, ""),
@@ -68,32 +68,32 @@ def test_a_machine_is_too_busy_by_what_others_use_or_by_what_is_stolen() -> None
         ({"load_before": 50.0, "load_mean": 50.0}, ""),
     ],
 )
-def test_a_run_is_noisy_above_the_bounds(disturbed: dict[str, float], told: str) -> None:
+def test_a_run_is_noisy_above_the_bounds(disturbed: dict[str, float], reason: str) -> None:
     values = {name: getattr(QUIET, name) for name in LoadMeasures.__struct_fields__} | disturbed
-    assert noise(LoadMeasures(**values), BOUNDS) == told
+    assert noise(LoadMeasures(**values), BOUNDS) == reason
 
 
-def test_the_usage_of_the_machine_grows_and_has_its_parts() -> None:
+def test_the_usage_of_the_machine_grows() -> None:
     before = read_usage()
     while (now := read_usage().since(before)).all_s < 0.2:
         pass
-    assert 0.0 < now.busy_s < now.all_s + 0.05, "the system's own count of idle time may go back a little"
+    assert 0.0 < now.busy_s < now.all_s + 0.05, "the system's count of idle time may go back a little"
 
 
-def test_a_machine_that_is_never_quiet_is_waited_for_once_more_at_most() -> None:
-    told: list[str] = []
+def test_the_wait_for_a_machine_that_is_never_quiet_ends_after_one_more_watch() -> None:
+    lines: list[str] = []
     never = LoadBounds(watch_s=0.1, busy_before=1e-9)
     burning = subprocess.Popen([sys.executable, "-c", "while True: pass"])
     try:
-        assert "used by other processes" in wait_until_quiet(never, told.append, wait_s=0.6)
-        assert len(told) == 1
-        assert wait_until_quiet(LoadBounds(watch_s=0.1, busy_before=1.0), told.append, wait_s=0.0) == ""
+        assert "used by other processes" in wait_until_quiet(never, lines.append, wait_s=0.6)
+        assert len(lines) == 1
+        assert wait_until_quiet(LoadBounds(watch_s=0.1, busy_before=1.0), lines.append, wait_s=0.0) == ""
     finally:
         burning.kill()
         burning.wait(10)
 
 
-def test_another_process_is_seen_beside_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_processes_are_counted_without_ours(monkeypatch: pytest.MonkeyPatch) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     ours: list[psutil.Process] = []
     meter = Meter(lambda: ours)
@@ -105,13 +105,13 @@ def test_another_process_is_seen_beside_ours(monkeypatch: pytest.MonkeyPatch) ->
         all_s = read_usage().since(meter._before).all_s
         assert before >= 0.9 * burnt_s / all_s
         ours.append(psutil.Process(other.pid))
-        # What else goes on here may end between two looks.
+        # Other processes of this machine may end between two readings.
         monkeypatch.setattr(psutil, "process_iter", lambda: iter(ours))
         assert meter._others.used_s(()) >= burnt_s
         assert meter._others.used_s(ours) == 0.0
 
 
-def test_the_time_of_children_that_have_ended_is_their_parents() -> None:
+def test_the_cpu_time_of_ended_children_is_added_to_their_parent() -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", BURN, "parent"], **pipes) as parent:
         assert parent.stdout is not None
@@ -125,7 +125,7 @@ def test_the_time_of_children_that_have_ended_is_their_parents() -> None:
     assert 0.0 <= measures.foreign_cpu_fraction <= 1.0
 
 
-def test_processes_that_have_gone_count_for_nothing() -> None:
+def test_ended_processes_count_as_nothing() -> None:
     with subprocess.Popen([sys.executable, "-c", ""]) as child:
         process = psutil.Process(child.pid)
     assert cpu_s([process]) == 0.0

@@ -1,4 +1,4 @@
-"""Waiting for given jobs, with a job table that has only the newest of the ended ones."""
+"""Waiting for the jobs of a workload, with a job table that has only the newest of the ended jobs."""
 
 import threading
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from workloads.files.workload_file import Arrival, Workload
 
 
 class LocalClient(Client):
-    """Asks a core in this process."""
+    """Gives its requests to a core in this process."""
 
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
@@ -40,7 +40,7 @@ def arrivals(driver: Driver) -> Arrivals:
 
 @pytest.fixture
 def table(driver: Driver) -> Callable[[], JobTable]:
-    """The newest ended job alone, and the active ones."""
+    """A table of the active jobs and of the newest ended one."""
     return lambda: job_table(driver.state, driver.now_s, "scripted", 1)
 
 
@@ -49,7 +49,7 @@ def end(driver: Driver, *job_ids: str) -> None:
         driver.give(CancelJob(job_id=job_id))
 
 
-def test_a_job_that_has_left_the_table_has_ended_and_is_remembered(driver, arrivals, table):
+def test_a_job_that_is_no_longer_in_the_table_has_ended_and_is_remembered(driver, arrivals, table):
     arrivals.submit_due()
     assert not arrivals.all_ended(table())
     end(driver, "mine-1")
@@ -64,7 +64,7 @@ def test_a_job_that_has_left_the_table_has_ended_and_is_remembered(driver, arriv
     ]
 
 
-def test_a_job_that_ended_before_anybody_looked_is_no_success(driver, arrivals, table):
+def test_a_job_that_ended_before_it_was_seen_is_not_a_success(driver, arrivals, table):
     for name in ("mine-1", "mine-2", "other"):
         driver.submit(make_spec(name))
     end(driver, "mine-1", "mine-2", "other")
@@ -72,20 +72,20 @@ def test_a_job_that_ended_before_anybody_looked_is_no_success(driver, arrivals, 
     assert driver.give(SubmitJob(spec=make_spec("mine-1"))) == JobAccepted(job_id="mine-1", duplicate=True)
     assert arrivals.all_ended(table())
     assert arrivals.failures(table()) == [
-        "mine-1: has ended long ago; only the event log still says how",
-        "mine-2: has ended long ago; only the event log still says how",
+        "mine-1: ended too long ago; only the event log says how",
+        "mine-2: ended too long ago; only the event log says how",
     ]
 
 
 def test_jobs_that_were_not_submitted_have_not_ended(arrivals, table):
     assert not arrivals.all_ended(table())
     assert arrivals.failures(table()) == [
-        "mine-1: not submitted before the time was over",
-        "mine-2: not submitted before the time was over",
+        "mine-1: not submitted before the timeout",
+        "mine-2: not submitted before the timeout",
     ]
 
 
-def test_ctrl_c_while_it_connects_ends_a_client_too(monkeypatch):
+def test_ctrl_c_while_a_client_connects_ends_it(monkeypatch):
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 

@@ -11,29 +11,30 @@ from honcho.environ import parse_procfile
 
 from common.config import Config, RunConfig, load_config
 from common.lifecycle import UserError
+from services.launcher.project_files import PROCFILE_TEXT
 from services.launcher.stack import (
-    PROCFILE,
+    Procfile,
     Stack,
     StackError,
     claim_run_id,
-    expected_nodes,
+    current_procfile,
     free_endpoints,
     stack_environment,
 )
 
 SLEEP = "import time; time.sleep(60)"
-OUTLIVED = """
+LEAVES_A_CHILD = """
 import subprocess, sys, time
 sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
 start = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True)"
 subprocess.run([sys.executable, "-c", start, *sleep], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-print("outlived by", flush=True)
+print("child started", flush=True)
 time.sleep(60)
 """
-DEAF = """
+IGNORES_SIGTERM = """
 import signal, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-print("deaf", flush=True)
+print("ignores", flush=True)
 time.sleep(60)
 """
 
@@ -44,28 +45,71 @@ def config(tmp_path):
 
 
 def stack_of(
-    config: Config, folder: Path, *programs: str, scheduler: bool = True, start_s: float = 20.0
+    config: Config,
+    folder: Path,
+    *programs: str,
+    scheduler: bool = True,
+    node: str = "",
+    start_s: float = 20.0,
 ) -> Stack:
-    """A stack of the real scheduler and of these Python programs."""
-    procfile = folder / "Procfile"
+    """A stack of the real scheduler and these Python programs, which look like the agents of a `node`."""
     lines = ["scheduler: exec python -m services.scheduler"] if scheduler else []
     for number, program in enumerate(programs):
         (folder / f"p{number}.py").write_text(program)
-        lines.append(f"p{number}: exec python {folder}/p{number}.py")
-    procfile.write_text("\n".join(lines))
-    return Stack(config, os.environ, procfile=procfile, start_s=start_s)
+        agent = f" services.job_agent --node {node}" if node else ""
+        lines.append(f"p{number}: exec python {folder}/p{number}.py{agent}")
+    return Stack(config, os.environ, procfile=Procfile("test", "\n".join(lines)), start_s=start_s)
 
 
-def test_the_procfile_starts_every_service_as_its_own_process_with_one_thread():
-    processes = parse_procfile(PROCFILE.read_text()).processes
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """The current folder; it is empty."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_built_in_procfile_starts_each_service_as_a_process_with_one_thread(folder):
+    procfile = current_procfile()
+    assert procfile == ("the built-in Procfile", PROCFILE_TEXT)
+    processes = parse_procfile(procfile.text).processes
     assert list(processes) == ["scheduler", "metrics-collector", "event-logger", "agent-1", "agent-2"]
     for name, command in processes.items():
         module = "job_agent" if name.startswith("agent") else name.replace("-", "_")
         assert command.startswith(f"exec env OMP_NUM_THREADS=1 python -m services.{module}")
-    assert expected_nodes(PROCFILE) == {"node-1", "node-2"}
+    assert procfile.nodes == {"node-1", "node-2"}
 
 
-def test_endpoints_are_free_distinct_and_on_an_address_of_their_own(config):
+def test_the_procfile_next_to_the_configuration_is_used(folder):
+    (folder / "Procfile").write_text("agent: exec python -m services.job_agent --node mine\n")
+    assert current_procfile().source == "the built-in Procfile", "it may belong to another project"
+    (folder / "coadapt.toml").touch()
+    assert current_procfile().source == "Procfile"
+    assert current_procfile().nodes == {"mine"}
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b"agent: python 'services.job_agent\n", "Procfile: not a Procfile: No closing quotation"),
+        (b"agent: python a\nagent: python b\n", "Procfile: not a Procfile: process names must be unique"),
+        (b"\xff\n", "Procfile: not UTF-8 text"),
+        (None, "Procfile: cannot be read: Is a directory"),
+    ],
+)
+def test_a_procfile_that_cannot_be_used_is_refused_before_anything_is_created(
+    config, folder, content, problem
+):
+    (folder / "coadapt.toml").touch()
+    if content is None:
+        (folder / "Procfile").mkdir()
+    else:
+        (folder / "Procfile").write_bytes(content)
+    with pytest.raises(StackError, match=problem):
+        Stack(config, os.environ)
+    assert not Path(config.run.logs_dir).exists()
+
+
+def test_endpoints_are_free_distinct_and_on_a_random_loopback_address(config):
     first, second = (msgspec.structs.asdict(free_endpoints(config.endpoints)) for _ in range(2))
     assert first.pop("keys_dir") == second.pop("keys_dir") == ""
     hosts = [
@@ -104,26 +148,21 @@ def test_run_ids_are_unique(tmp_path):
     assert len(set(ids)) == 3
     assert all(re.fullmatch(r"\d{8}-\d{6}-pollux(-\d)?", run_id) for run_id in ids)
     assert claim_run_id(logging_to(tmp_path, "mine")) == "mine"
-    with pytest.raises(UserError, match=r"run_id mine: .* is there already"):
+    with pytest.raises(UserError, match=r"run_id mine: .* exists already"):
         claim_run_id(logging_to(tmp_path, "mine"))
 
 
-def test_a_folder_for_logs_that_cannot_be_used_is_refused(tmp_path):
+def test_a_log_folder_that_cannot_be_used_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"logs_dir .*file: cannot be used"):
         claim_run_id(logging_to(tmp_path / "file"))
 
 
-def test_a_procfile_that_is_missing_is_refused_before_anything_is_made(config, tmp_path):
-    with pytest.raises(StackError, match="Procfile: cannot be read"):
-        Stack(config, os.environ, procfile=tmp_path / "Procfile")
-    assert not Path(config.run.logs_dir).exists()
-
-
-def test_a_stack_is_up_when_its_scheduler_answers_and_gone_after_the_block(config, tmp_path):
+def test_a_stack_is_up_when_its_scheduler_replies_and_has_ended_after_the_block(config, tmp_path):
     with stack_of(config, tmp_path, SLEEP) as stack:
         assert stack.jobs().run_id == stack.run_id
         assert len(stack.processes()) > 2
+        assert "exec python -m services.scheduler" in (stack.run_dir / "Procfile").read_text()
     assert stack.stop() == 143
     assert stack.processes() == []
     assert stack.killed == ()
@@ -131,7 +170,7 @@ def test_a_stack_is_up_when_its_scheduler_answers_and_gone_after_the_block(confi
         stack.jobs()
 
 
-def test_a_stack_that_fails_to_come_up_shows_the_end_of_its_output_and_leaves_nothing(config, tmp_path):
+def test_a_stack_that_fails_to_come_up_shows_its_last_output_and_leaves_nothing(config, tmp_path):
     fails = "import sys; print('port is taken', file=sys.stderr); sys.exit(3)"
     stack = stack_of(config, tmp_path, SLEEP, fails)
     with pytest.raises(StackError, match="ended by itself with exit code 3") as caught, stack:
@@ -141,26 +180,23 @@ def test_a_stack_that_fails_to_come_up_shows_the_end_of_its_output_and_leaves_no
     assert stack.processes() == []
 
 
-def test_a_stack_without_a_scheduler_is_given_up_and_taken_down(config, tmp_path):
+def test_a_stack_without_a_scheduler_is_stopped_after_its_start_time(config, tmp_path):
     stack = stack_of(config, tmp_path, SLEEP, scheduler=False, start_s=1.0)
     with pytest.raises(StackError, match="not up after 1 s; missing: the scheduler"), stack:
         pass
     assert stack.processes() == []
 
 
-def test_a_stack_whose_agent_is_missing_is_given_up_by_its_name(config, tmp_path):
-    stack = stack_of(config, tmp_path, SLEEP, start_s=3.0)
-    with (tmp_path / "Procfile").open("a") as procfile:
-        procfile.write(f"\nagent: exec python {tmp_path}/p0.py services.job_agent --node node-7\n")
-    stack = Stack(config, os.environ, procfile=tmp_path / "Procfile", start_s=3.0)
+def test_a_stack_without_one_of_its_agents_is_stopped_and_the_node_is_named(config, tmp_path):
+    stack = stack_of(config, tmp_path, SLEEP, node="node-7", start_s=3.0)
     with pytest.raises(StackError, match="not up after 3 s; missing: node-7"), stack:
         pass
     assert stack.processes() == []
 
 
-def test_a_deaf_process_is_killed_within_five_seconds_and_named(config, tmp_path):
-    with stack_of(config, tmp_path, DEAF) as stack:
-        wait_for_output(stack, "deaf")
+def test_a_process_that_ignores_sigterm_is_killed_before_honcho_does_it_and_named(config, tmp_path):
+    with stack_of(config, tmp_path, IGNORES_SIGTERM) as stack:
+        wait_for_output(stack, "ignores")
         start_s = time.monotonic()
     assert time.monotonic() - start_s < 5.0
     assert [name.endswith("p0.py") for name in stack.killed].count(True) == 1
@@ -168,8 +204,8 @@ def test_a_deaf_process_is_killed_within_five_seconds_and_named(config, tmp_path
 
 
 def test_a_process_that_outlived_its_parents_is_found_and_stopped(config, tmp_path):
-    with stack_of(config, tmp_path, OUTLIVED) as stack:
-        wait_for_output(stack, "outlived by")
+    with stack_of(config, tmp_path, LEAVES_A_CHILD) as stack:
+        wait_for_output(stack, "child started")
         assert len(stack.processes()) > 3
     assert stack.processes() == []
     assert stack.killed == ()
@@ -184,12 +220,12 @@ def test_processes_of_another_stack_are_left_alone(config, tmp_path):
         assert other.jobs().run_id == other.run_id
 
 
-def test_stopping_what_was_never_started_is_nothing(config, tmp_path):
+def test_stopping_a_stack_that_was_never_started_does_nothing(config, tmp_path):
     assert stack_of(config, tmp_path, SLEEP).stop() is None
 
 
 def wait_for_output(stack: Stack, text: str) -> None:
-    """Until the stack has said this."""
+    """Wait until the stack's output has this text."""
     with subprocess.Popen(
         ["tail", "-c+1", "-f", str(stack.output)], stdout=subprocess.PIPE, text=True
     ) as tail:
