@@ -8,7 +8,7 @@ import pytest
 
 from common.config import load_config
 from services.scheduler.decisions import check_decision
-from services.scheduler.policies import policy_names
+from services.scheduler.policies.registry import policy_names
 from tests.fixtures.policy_views import random_view
 from workloads.applications import applications
 from workloads.files.workload_file import read_workload

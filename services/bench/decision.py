@@ -29,8 +29,8 @@ from common.types import (
 from services.bench.measure import Progress, quantile, report, table
 from services.cli.options import whole
 from services.scheduler.decisions import NoDecision, decided
-from services.scheduler.policies import UnknownPolicy, make_policy
 from services.scheduler.policies.interface import ClusterView, Decision, JobView
+from services.scheduler.policies.registry import UnknownPolicy, make_policy
 from workloads.files.workload_file import MAX_SEED
 
 ROUND_S = 60.0

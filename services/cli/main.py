@@ -327,7 +327,7 @@ def _with(config: "Config", section: str, **values: object) -> "Config":
 
 def _check_policy(name: str) -> None:
     from common.lifecycle import UserError
-    from services.scheduler.policies import UnknownPolicy, make_live_policy
+    from services.scheduler.policies.registry import UnknownPolicy, make_live_policy
 
     try:
         make_live_policy(name)

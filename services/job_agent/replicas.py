@@ -5,7 +5,7 @@ stays small. What the processes say and why they run is `service.py`.
 
 The stop ladder of a process: its pipe is closed and it gets SIGTERM; after `grace_s` it gets SIGKILL. What
 nobody can carry out, because the agent itself was killed, the processes do: they watch the agent's end of
-their pipes (`entry.py`), and the forkserver ends with the last of them.
+their pipes (`child_entry.py`), and the forkserver ends with the last of them.
 """
 
 import contextlib
@@ -28,10 +28,10 @@ import psutil
 
 from common.codec import decode
 from common.lifecycle import blocked_signals, get_logger
-from services.job_agent import entry
+from services.job_agent import child_entry
 
 PRELOADED = (
-    "services.job_agent.entry",
+    "services.job_agent.child_entry",
     "workloads.trainer.replica",
     "workloads.trainer.store",
     "workloads.trainer.verify",
@@ -118,7 +118,7 @@ class Processes:
         """Start forkserver and store, without waiting for the import of torch: a thread does that."""
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
-            target=entry.store, args=(theirs, self._host), name=STORE, daemon=True
+            target=child_entry.store, args=(theirs, self._host), name=STORE, daemon=True
         )
         self._store = _Child(process, ours)
         self._loop.on_fd(ours.fileno(), self._read_store)
@@ -185,7 +185,7 @@ class Processes:
             while not child.connection.closed and child.connection.poll() and at_most != 0:
                 data = child.connection.recv_bytes(self._max_message_bytes)
                 at_most = at_most and at_most - 1
-                if data == entry.FINISHED:
+                if data == child_entry.FINISHED:
                     child.finished = True
                 else:
                     self._on_message(name, data)

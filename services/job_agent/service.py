@@ -1,6 +1,6 @@
-"""The agent of a node: it takes part in a run and keeps `jobs.py` supplied with orders and processes.
+"""The agent of a node: it takes part in a run and keeps `node_jobs.py` supplied with orders and processes.
 
-Its life: start forkserver and store; join the run (`membership.py`); then obey orders. When the membership is
+Its life: start forkserver and store; join the run (`scheduler_connection.py`); then obey orders. When the membership is
 lost, or store or forkserver have died, everything that runs is ended, and the agent joins again as a new
 incarnation. While the scheduler is merely silent, the replicas train on.
 """
@@ -18,9 +18,9 @@ from common.messaging.publish_subscribe import EventPublisher
 from common.messaging.reactor import Reactor
 from common.protocol import Event, Fact, Orders, Registered
 from common.types import Node
-from services.job_agent.jobs import NodeJobs
-from services.job_agent.membership import Membership
+from services.job_agent.node_jobs import NodeJobs
 from services.job_agent.replicas import Exit, Processes
+from services.job_agent.scheduler_connection import Membership
 
 FLUSH_S = 1.0
 """For the events of a run that has ended, before the next one is joined."""

@@ -66,7 +66,7 @@ KEPT = "kept as it was: "
 
 
 @dataclass(frozen=True)
-class Settings:
+class CoreSettings:
     """Settings that affect the core's decisions."""
 
     seed: int
@@ -85,7 +85,7 @@ class SchedulerCore:
         self,
         policy: Policy,
         applications: Mapping[str, ApplicationSpec],
-        settings: Settings,
+        settings: CoreSettings,
         oracle: Oracle | None = None,
     ) -> None:
         """`oracle` is a simulator's."""

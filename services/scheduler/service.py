@@ -44,7 +44,7 @@ from common.protocol import (
     SubmitJob,
 )
 from services.scheduler.commands import Answer, Command, Emit, SendOrders, WantRound
-from services.scheduler.core import SchedulerCore, Settings
+from services.scheduler.core import CoreSettings, SchedulerCore
 from services.scheduler.journal import JOURNAL_FILE, JournalWriter, read_journal
 from services.scheduler.policies.interface import Policy
 from services.scheduler.resume import SOURCE, check_config, keep_config, published_events
@@ -303,7 +303,7 @@ def make_core(config: Config, policy: Policy) -> SchedulerCore:
     return SchedulerCore(
         policy,
         applications(config.applications.modules),
-        Settings(
+        CoreSettings(
             seed=config.run.seed,
             restart_penalty_s=config.scheduler.restart_penalty_s,
             max_failures=config.scheduler.max_failures,

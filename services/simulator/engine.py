@@ -28,7 +28,7 @@ from common.protocol import (
 )
 from common.types import JobSpec, Node
 from services.scheduler.commands import Emit, SendOrders, WantRound
-from services.scheduler.core import KEPT, SchedulerCore, Settings
+from services.scheduler.core import KEPT, CoreSettings, SchedulerCore
 from services.scheduler.decisions import no_decision
 from services.scheduler.policies.interface import Policy
 from services.scheduler.state import State, orders_of
@@ -86,7 +86,7 @@ class Simulation:
         log: Log | None = None,
     ) -> None:
         self.plan, self.world, self.clock, self.log = plan, world, clock, log
-        settings = Settings(
+        settings = CoreSettings(
             seed=plan.seed,
             restart_penalty_s=world.restart_s,
             max_failures=3,

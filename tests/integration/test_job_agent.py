@@ -64,7 +64,7 @@ from common.protocol import (
 )
 from common.types import JobConfig, JobSpec, Node, Placement
 from services.event_logger.service import EventLogger
-from services.job_agent.jobs import tail
+from services.job_agent.node_jobs import tail
 from services.job_agent.service import usable_cores
 from tests.fixtures import tiny_app
 

@@ -30,7 +30,7 @@ from common.protocol import (
 )
 from common.types import JobState
 from services.launcher.stack import Stack
-from services.scheduler.policies import make_policy
+from services.scheduler.policies.registry import make_policy
 from services.scheduler.service import make_core
 from tests.fixtures import tiny_app
 from tests.fixtures.scheduler_rig import decided, replayed

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from common.lifecycle import UserError
 from services.bench.decision import command, first_view, next_view, run
-from services.scheduler.policies import OWN, make_policy
 from services.scheduler.policies.fixed import FixedPolicy
 from services.scheduler.policies.interface import ClusterView, Decision
+from services.scheduler.policies.registry import BUILT_IN, make_policy
 
 app = typer.Typer()
 app.command("decision")(command)
@@ -82,7 +82,7 @@ def test_a_policy_that_fails_is_told(
         def decide(self, view: ClusterView, memory: Any, seed: int) -> Decision:
             return super().decide(view, memory, seed) if seed == 0 else answer()
 
-    monkeypatch.setitem(OWN, "failing", Failing)
+    monkeypatch.setitem(BUILT_IN, "failing", Failing)
     with pytest.raises(UserError, match=f"policy 'failing' gave no valid decision in {problem}"):
         run(2, 2, 2, 3, "failing", 0)
 

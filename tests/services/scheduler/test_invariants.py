@@ -27,8 +27,8 @@ from common.protocol import (
     VerifierLost,
 )
 from common.types import GradientStatistics, JobConfig, JobState, Placement
-from services.scheduler.policies import OWN, make_policy
 from services.scheduler.policies.interface import ClusterView, Decision
+from services.scheduler.policies.registry import BUILT_IN, make_policy
 from services.scheduler.state import orders_of
 from tests.fixtures.policy_views import CLEAN, NOISY, profile
 from tests.fixtures.scheduler_driver import Driver, make_node, make_spec
@@ -190,7 +190,7 @@ class CoreMachine(RuleBasedStateMachine):
 class PolicyMachine(CoreMachine):
     """The same promises, with our own policies and with what a collector may know of the jobs."""
 
-    @initialize(name=st.sampled_from([name for name in OWN if name != "optimus"]))
+    @initialize(name=st.sampled_from([name for name in BUILT_IN if name != "optimus"]))
     def choose(self, name: str) -> None:
         self.driver = Driver(make_policy(name), max_failures=2)
 

@@ -16,13 +16,13 @@ from common.protocol import (
     SubmitJob,
 )
 from common.types import JobProfile, JobState
-from services.scheduler.policies import OWN, make_policy
+from services.scheduler.policies.registry import BUILT_IN, make_policy
 from services.scheduler.service import SchedulerService, make_core
 from tests.fixtures.policy_views import profile
 from tests.fixtures.scheduler_driver import Driver, make_node, make_spec
 from tests.fixtures.scheduler_rig import Rig, decided, join, replayed, spec
 
-LIVE = [name for name, policy in OWN.items() if not getattr(policy, "needs_oracle", False)]
+LIVE = [name for name, policy in BUILT_IN.items() if not getattr(policy, "needs_oracle", False)]
 ROUNDS = 8
 
 

@@ -24,8 +24,8 @@ from common.protocol import (
     RunEnded,
 )
 from common.types import JobSpec, JobState, Node
-from services.scheduler.policies import make_policy
 from services.scheduler.policies.interface import ClusterView, Decision, Policy
+from services.scheduler.policies.registry import make_policy
 from services.simulator.engine import Plan, SimulatedRun, Simulation
 from services.simulator.worlds.interface import Happening, World
 from services.simulator.worlds.synthetic import APPLICATIONS, SyntheticWorld

@@ -38,7 +38,7 @@ from common.protocol import (
     VerifyOrder,
     VerifyStart,
 )
-from services.job_agent import entry
+from services.job_agent import child_entry
 from services.job_agent.reconcile import (
     LEAVES,
     Forget,
@@ -164,7 +164,7 @@ class NodeJobs:
             trainer=self.config.trainer,
             application_modules=self.config.applications.modules,
         )
-        pid = self.processes.start(name, entry.replica, encode(start), output)
+        pid = self.processes.start(name, child_entry.replica, encode(start), output)
         if pid is None:
             return
         self.processes.send(name, encode(order))
@@ -190,7 +190,7 @@ class NodeJobs:
             slot_speed=self.config.agent.slot_speed,
             application_modules=self.config.applications.modules,
         )
-        pid = self.processes.start(name, entry.verifier, encode(start), output)
+        pid = self.processes.start(name, child_entry.verifier, encode(start), output)
         if pid is None:
             return
         record = VerifierRecord(name=name, job_id=job_id, checkpoint=order.checkpoint, phase=Phase.ACTIVE)

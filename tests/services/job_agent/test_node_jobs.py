@@ -29,7 +29,7 @@ from common.protocol import (
     VerifyOrder,
 )
 from common.types import Allocation, JobConfig, JobSpec, Placement
-from services.job_agent.jobs import NodeJobs
+from services.job_agent.node_jobs import NodeJobs
 from services.job_agent.replicas import Exit
 
 SAVE_S = 10.0
