@@ -28,7 +28,7 @@ from common.types import (
 )
 from services.bench.measure import Progress, quantile, report, table
 from services.cli.options import whole
-from services.scheduler.decisions import NoDecision, decided
+from services.scheduler.decisions import InvalidDecision, validated_decision
 from services.scheduler.policies.interface import ClusterView, Decision, JobView
 from services.scheduler.policies.registry import UnknownPolicy, make_policy
 from workloads.files.workload_file import MAX_SEED
@@ -69,8 +69,8 @@ def run(jobs: int, nodes: int, slots: int, rounds: int, policy_name: str, seed: 
     progress = Progress("decision", rounds)
     for number in range(rounds):
         try:
-            decision = decided(timed, view, memory, number)
-        except NoDecision as error:
+            decision = validated_decision(timed, view, memory, number)
+        except InvalidDecision as error:
             raise UserError(
                 f"policy {policy_name!r} gave no valid decision in round {number + 1}: {error}"
             ) from error

@@ -1,4 +1,4 @@
-"""`python -m services.scheduler`"""
+"""`python -m services.scheduler`: the scheduler's process."""
 
 import sys
 

@@ -253,7 +253,7 @@ def test_rounds_in_which_a_policy_fails_change_nothing_and_are_told() -> None:
     assert run.state.rounds // 2 <= len(run.undecided) <= run.state.rounds // 2 + 1
     (told,) = set(run.undecided)
     assert told.startswith(
-        "kept as it was: policy 'raises' gave no valid decision: ZeroDivisionError: by zero"
+        "unchanged: policy 'raises' gave no valid decision: ZeroDivisionError: by zero"
     )
 
 
@@ -263,7 +263,7 @@ def test_what_a_policy_says_of_a_job_it_keeps_is_not_taken_for_a_failure() -> No
 
         def decide(self, view: ClusterView, memory: Any, seed: int) -> Decision:
             decision = make_policy("fixed").decide(view, memory, seed)
-            reasons = dict.fromkeys(decision.reasons, "kept as it was: no better place")
+            reasons = dict.fromkeys(decision.reasons, "unchanged: no better place")
             return Decision(allocations=decision.allocations, configs=decision.configs, reasons=reasons)
 
     run, _ = drive([Arrival(at_s=0.0, spec=make_spec("a"))], Countdown({"a": 5.0}), Keeps())

@@ -234,9 +234,7 @@ def test_the_exponent_is_the_mean_slope_plus_delta() -> None:
         given_view = view(*jobs)
         return exponent(models(given_view), given_view, delta)
 
-    assert a_of(VERY_NOISY, VERY_NOISY, delta=-0.1) == pytest.approx(0.8), (
-        "linear speedup"
-    )
+    assert a_of(VERY_NOISY, VERY_NOISY, delta=-0.1) == pytest.approx(0.8), "linear speedup"
     assert a_of(VERY_NOISY, VERY_NOISY, delta=0.5) == pytest.approx(0.85), "the maximum"
     assert a_of(useless, useless) == pytest.approx(0.05), "the minimum"
     assert a_of(VERY_NOISY, useless) == pytest.approx((0.9 + 0.02) / 2)
