@@ -1,7 +1,6 @@
 """A real agent with real replicas. The test acts as the scheduler and runs the code of the real logger."""
 
 import contextlib
-import itertools
 import os
 import re
 import signal
@@ -64,6 +63,7 @@ from common.protocol import (
 )
 from common.types import JobConfig, JobSpec, Node, Placement
 from services.event_logger.service import EventLogger
+from services.launcher.stack import free_endpoints
 from tests.fixtures import tiny_app
 from tests.fixtures.replica_fleet import tiny_spec
 
@@ -75,22 +75,8 @@ SILENCE_S = 1.0
 MOVED_S = 4.0
 STOP_S = 3.5
 TRACKER_S = 1.0
-HOSTS = (f"127.83.{os.getpid() // 250 % 250}.{os.getpid() % 250 + n}" for n in itertools.count(1))
-"""Loopback addresses that no other test process uses."""
 WAITING = b"waiting for a scheduler at tcp://127."
 E = TypeVar("E")
-
-
-def endpoints() -> EndpointsConfig:
-    """Free ports. All are held until the last one is found, so that they differ."""
-    host = next(HOSTS)
-    names = EndpointsConfig.__struct_fields__[:6]
-    with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in names]
-        for probe in probes:
-            probe.bind((host, 0))
-        found = {n: f"tcp://{host}:{p.getsockname()[1]}" for n, p in zip(names, probes, strict=True)}
-    return EndpointsConfig(**found)
 
 
 class SchedulerStandIn:
@@ -100,7 +86,7 @@ class SchedulerStandIn:
     def __init__(self, logs_dir: Path, **agent: Any) -> None:
         self.config = Config(
             run=RunConfig(logs_dir=str(logs_dir)),
-            endpoints=endpoints(),
+            endpoints=free_endpoints(EndpointsConfig()),
             scheduler=SchedulerConfig(heartbeat_s=HEARTBEAT_S, agent_timeout_s=SILENCE_S),
             agent=AgentConfig(**({"slots": 3, "slot_speed": 0.5, "stop_s": STOP_S} | agent)),
             trainer=TrainerConfig(sample_every_s=0.2, collective_timeout_s=MOVED_S),
