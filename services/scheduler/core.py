@@ -116,7 +116,7 @@ class SchedulerCore:
 
 
 class InputHandler:
-    """Handles one input: copies the tables of the state, changes the copies, and collects commands.
+    """Handles one input: changes copies of the tables in the state, and collects commands.
 
     In order: results; inputs of clients; inputs of agents; the facts that agents report; rounds; and at the
     end the changes to a job and the commands that all of them share."""
@@ -129,9 +129,6 @@ class InputHandler:
         self.ended = state.ended
         self.agents = dict(state.agents)
         self.profiles = dict(state.profiles)
-        self.memory = state.memory
-        self.rounds = state.rounds
-        self.most_slots = state.most_slots
         self.orders_changed = False
         self.commands: list[Command] = []
 
@@ -151,14 +148,7 @@ class InputHandler:
 
     def current_state(self) -> State:
         return msgspec.structs.replace(
-            self.state,
-            jobs=self.jobs,
-            ended=self.ended,
-            agents=self.agents,
-            profiles=self.profiles,
-            memory=self.memory,
-            rounds=self.rounds,
-            most_slots=self.most_slots,
+            self.state, jobs=self.jobs, ended=self.ended, agents=self.agents, profiles=self.profiles
         )
 
     # ------------------------------------------------------------------ clients
@@ -169,7 +159,7 @@ class InputHandler:
         if known and known.spec == spec:
             self.answer(JobAccepted(job_id=spec.id, duplicate=True))
             return
-        problems = check_spec(spec, self.core.applications, self.most_slots or None)
+        problems = check_spec(spec, self.core.applications, self.state.most_slots or None)
         if known:
             problems = [f"id: {spec.id!r} belongs to a job with another specification; choose another id"]
         if problems:
@@ -203,7 +193,8 @@ class InputHandler:
             self.remove_agent(name, known.incarnation, "it restarted")
         if not known or known.incarnation != request.incarnation:
             self.agents[name] = AgentRecord(node=request.node, incarnation=request.incarnation)
-            self.most_slots = max(self.most_slots, sum(a.node.slots for a in self.agents.values()))
+            slots = sum(agent.node.slots for agent in self.agents.values())
+            self._set(most_slots=max(self.state.most_slots, slots))
             self.emit(AgentJoined(node=request.node, incarnation=request.incarnation))
             for job in list(self.jobs.values()):
                 if job.state is JobState.VERIFYING and not job.allocation:
@@ -370,13 +361,13 @@ class InputHandler:
         )
         if not view.jobs:
             return
-        self.rounds += 1
-        seed = settings.seed * 1_000_003 + self.rounds
+        self._set(rounds=self.state.rounds + 1)
+        seed = settings.seed * 1_000_003 + self.state.rounds
         decision = self._checked_decision(view, seed)
-        self.memory = decision.memory
+        self._set(memory=decision.memory)
         self.emit(
             RoundDecided(
-                round=self.rounds,
+                round=self.state.rounds,
                 trigger=trigger,
                 allocations=decision.allocations,
                 configs=decision.configs,
@@ -400,14 +391,14 @@ class InputHandler:
         is."""
         policy = self.core.policy
         try:
-            return validated_decision(policy.decide, view, self.memory, seed)
+            return validated_decision(policy.decide, view, self.state.memory, seed)
         except InvalidDecision as error:
             reason = f"{unchanged_because(policy.name)}{error}"
         return Decision(
             allocations={job.spec.id: job.allocation for job in view.jobs},
             configs={job.spec.id: job.config for job in view.jobs if job.config and job.allocation},
             reasons={job.spec.id: reason for job in view.jobs},
-            memory=self.memory,
+            memory=self.state.memory,
         )
 
     def _apply(self, job: JobRecord, decision: Decision) -> None:
@@ -443,7 +434,11 @@ class InputHandler:
                 restarts=job.restarts + (1 if job.allocation else 0),
             )
 
-    # ------------------------------------------------------------------ changes to a job
+    # ------------------------------------------------------------------ changes
+
+    def _set(self, **fields: object) -> None:
+        """Set fields of the state that are not tables."""
+        self.state = msgspec.structs.replace(self.state, **fields)
 
     def change(self, job_id: str, trigger: Trigger, reason: str, **fields: object) -> JobRecord:
         """Move a job to its next state, and set other fields of its record."""

@@ -60,6 +60,17 @@ PUBLISHER = """
 """
 
 
+STOPS_LATE = """
+    publish(10)
+    assert reactor.run_until(lambda: publisher.pending == 0, 20)
+    say("ready")
+    reactor.run()  # until SIGTERM
+    reactor.run_until(lambda: False, 1.5)
+    publish(10)
+    sys.exit(0 if publisher.close(5) else 1)
+"""
+
+
 class LoggerStack:
     """An event-logger that can be started, stopped and killed, and publishers."""
 
@@ -278,15 +289,7 @@ class TestNoEventIsLost:
     def test_when_a_publisher_stops_seconds_later_than_the_logger(self, stack):
         """All processes get SIGTERM at the same time; the logger waits for the slower ones."""
         stack.start_logger()
-        code = """
-            publish(10)
-            say("ready")
-            reactor.run()
-            reactor.run_until(lambda: False, 1.5)
-            publish(10)
-            sys.exit(0 if publisher.close(5) else 1)
-        """
-        process = stack.spawn_publisher("slow", code)
+        process = stack.spawn_publisher("slow", STOPS_LATE)
         process.stdout.readline()
         process.send_signal(signal.SIGTERM)
         exit_code, took_s = stack.stop_logger()
@@ -296,16 +299,7 @@ class TestNoEventIsLost:
 
     def test_when_a_restarted_logger_does_not_know_an_idle_publisher(self, stack):
         stack.start_logger()
-        code = """
-            publish(10)
-            assert reactor.run_until(lambda: publisher.pending == 0, 20)
-            say("ready")
-            reactor.run()
-            reactor.run_until(lambda: False, 1.0)
-            publish(10)
-            sys.exit(0 if publisher.close(5) else 1)
-        """
-        process = stack.spawn_publisher("idle", code)
+        process = stack.spawn_publisher("idle", STOPS_LATE)
         process.stdout.readline()
         stack.kill_logger()
         stack.start_logger()

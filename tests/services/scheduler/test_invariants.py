@@ -30,7 +30,8 @@ from common.types import GradientStatistics, JobConfig, JobState, Placement
 from services.scheduler.policies.interface import ClusterView, Decision
 from services.scheduler.policies.registry import BUILT_IN, make_policy
 from services.scheduler.state import orders_of
-from tests.fixtures.policy_views import CLEAN, NOISY, profile
+from tests.fixtures.known_models import CLEAN, NOISY
+from tests.fixtures.policy_views import profile
 from tests.fixtures.scheduler_driver import Driver, make_node, make_spec
 
 JOBS = [f"job-{n}" for n in range(4)]

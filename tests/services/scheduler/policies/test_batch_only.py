@@ -5,19 +5,8 @@ from hypothesis import given
 
 from common.types import batch_config, replicas_of
 from services.scheduler.policies.registry import UnknownPolicy, make_policy
-from tests.fixtures.policy_views import (
-    CLEAN,
-    NOISY,
-    SEEDS,
-    at,
-    counts,
-    decide,
-    job,
-    nodes,
-    profile,
-    random_view,
-    view,
-)
+from tests.fixtures.known_models import CLEAN, NOISY
+from tests.fixtures.policy_views import SEEDS, at, counts, decide, job, nodes, profile, random_view, view
 
 BATCH_ONLY, REPLICAS_ONLY = "pollux:adapt_replicas=false", "pollux:adapt_batch=false"
 

@@ -32,19 +32,8 @@ from services.scheduler.policies.coadapt import (
 )
 from services.scheduler.policies.interface import ClusterView, JobView
 from services.scheduler.policies.pollux import JobModel
-from tests.fixtures.policy_views import (
-    FAST_NETWORK,
-    NOISY,
-    SEEDS,
-    at,
-    counts,
-    decide,
-    job,
-    nodes,
-    profile,
-    random_view,
-    view,
-)
+from tests.fixtures.known_models import FAST_NETWORK, NOISY
+from tests.fixtures.policy_views import SEEDS, at, counts, decide, job, nodes, profile, random_view, view
 
 LINEAR = ThroughputParameters(
     alpha_c=1e-6, beta_c=0.002, alpha_n=1e-7, beta_n=1e-8, alpha_r=1e-7, beta_r=1e-8, gamma=1.0
@@ -224,7 +213,7 @@ def test_the_exponent_is_the_mean_slope_plus_delta() -> None:
         jobs = [
             job(
                 f"j{n}",
-                profile=profile(f"j{n}", 1, known, LINEAR),
+                profile=profile(f"j{n}", 1, known, parameters=LINEAR),
                 max_batch_size=10**6,
                 min_atomic_batch=16,
                 **changes,

@@ -10,18 +10,8 @@ from common.goodput.model import goodput
 from common.types import GradientStatistics, JobConfig
 from services.scheduler.policies.interface import ClusterView
 from services.scheduler.policies.pollux import GoodputPolicy, JobModel, power_mean, restart_factor, utility
-from tests.fixtures.policy_views import (
-    CLEAN,
-    FAST_NETWORK,
-    NOISY,
-    at,
-    counts,
-    decide,
-    job,
-    nodes,
-    profile,
-    view,
-)
+from tests.fixtures.known_models import CLEAN, FAST_NETWORK, NOISY
+from tests.fixtures.policy_views import at, counts, decide, job, nodes, profile, view
 
 
 def test_a_job_without_a_profile_starts_with_one_replica_at_m0() -> None:

@@ -6,7 +6,8 @@ from msgspec import structs
 from common.types import GradientStatistics
 from services.scheduler.policies.interface import JobView
 from services.scheduler.policies.srtf import remaining_s
-from tests.fixtures.policy_views import CLEAN, NOISY, apply, at, counts, decide, job, nodes, profile, view
+from tests.fixtures.known_models import CLEAN, NOISY
+from tests.fixtures.policy_views import apply, at, counts, decide, job, nodes, profile, view
 
 
 def known(name: str, progress: float, statistics: GradientStatistics = CLEAN, **changes: object) -> JobView:

@@ -1,6 +1,7 @@
 """throughput: pollux with an efficiency of 1."""
 
-from tests.fixtures.policy_views import CLEAN, counts, decide, job, nodes, profile, view
+from tests.fixtures.known_models import CLEAN
+from tests.fixtures.policy_views import counts, decide, job, nodes, profile, view
 
 
 def test_the_batch_is_larger_than_is_good_for_training() -> None:
