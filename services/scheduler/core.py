@@ -137,7 +137,7 @@ class InputHandler:
         if self.orders_changed:
             state = msgspec.structs.replace(state, orders_version=state.orders_version + 1)
             self.commands.append(SendOrders())
-        # Only now the orders are complete that the reply to a registration carries.
+        # The reply to a registration carries the orders, which are complete only now.
         commands = tuple(
             Answer(Registered(run=command.reply.run, orders=orders_of(state)))
             if isinstance(command, Answer) and isinstance(command.reply, Registered)
@@ -226,10 +226,6 @@ class InputHandler:
         else:
             rest = tuple(p for p in job.allocation if p.node != name)
             self._regroup(job, reason, rest, failures=job.failures + (0 if planned else 1))
-
-    def take_profiles(self, given: Profiles) -> None:
-        # Jobs may have ended since the collector was asked.
-        self.profiles |= {p.job_id: p for p in given.profiles if p.job_id in self.jobs}
 
     # ------------------------------------------------------------------ facts
 
@@ -348,6 +344,10 @@ class InputHandler:
         self.want_round("failure")
 
     # ------------------------------------------------------------------ rounds
+
+    def take_profiles(self, given: Profiles) -> None:
+        # Jobs may have ended since the request to the collector.
+        self.profiles |= {p.job_id: p for p in given.profiles if p.job_id in self.jobs}
 
     def decide(self, trigger: str) -> None:
         settings = self.core.settings

@@ -22,7 +22,7 @@ class BatchOnlyPolicy(Policy):
 
     def decide(self, view: ClusterView, memory: Any, seed: int) -> Decision:
         """`memory` and `seed` are not used."""
-        numbers = number_nodes(view.nodes)
+        slots, numbers = view.slots, number_nodes(view.nodes)
         placed, why = first_come_first_served(view)
         configs: dict[str, JobConfig] = {}
         reasons: dict[str, str] = {}
@@ -32,7 +32,7 @@ class BatchOnlyPolicy(Policy):
                 model = JobModel(
                     job,
                     row,
-                    view.slots,
+                    slots,
                     fair=job.spec.replicas,
                     scale=1.0,
                     accumulates_alone=view.accumulates_alone,

@@ -107,7 +107,7 @@ class CoadaptRound(GoodputPolicy):
         self.lateness: dict[str, float] = {}
 
     def weights(self, jobs: Sequence[JobModel], view: ClusterView) -> FloatArray:
-        self.lags_s = {job.view.spec.id: self._lag_s(job, view) for job in jobs}
+        self.lags_s = self._updated_lags_s(jobs, view)
         known = [job for job in jobs if job.fair_rate > 0]
         if not known:
             return np.ones(len(jobs))
@@ -123,10 +123,15 @@ class CoadaptRound(GoodputPolicy):
         unknown = np.array([job.fair_rate <= 0 for job in jobs])
         return np.asarray(np.maximum(weights, np.maximum(floors, unknown)))
 
-    def _lag_s(self, job: JobModel, view: ClusterView) -> float:
-        lag_s, updated_s = self.previous.get(job.view.spec.id, (0.0, view.now_s))
-        of_fair_share = job.present_speedup * view.slots / max(len(view.nodes), 1)
-        return float(lag_s + (view.now_s - updated_s) * (1.0 - of_fair_share))
+    def _updated_lags_s(self, jobs: Sequence[JobModel], view: ClusterView) -> dict[str, float]:
+        slots, nodes = view.slots, max(len(view.nodes), 1)
+        lags_s = {}
+        for job in jobs:
+            job_id = job.view.spec.id
+            lag_s, updated_s = self.previous.get(job_id, (0.0, view.now_s))
+            of_fair_share = job.present_speedup * slots / nodes
+            lags_s[job_id] = float(lag_s + (view.now_s - updated_s) * (1.0 - of_fair_share))
+        return lags_s
 
     def factor(self, job: JobModel, view: ClusterView) -> float:
         if job.view.run_s == 0:

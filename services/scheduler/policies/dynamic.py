@@ -18,15 +18,16 @@ class DynamicPolicy(Policy):
 
     def decide(self, view: ClusterView, memory: Any, seed: int) -> Decision:
         """`memory` and `seed` are not used."""
+        slots = view.slots
         limits = [usable_replicas(job.spec) for job in view.jobs]
-        shares = equal_shares(limits, view.slots)
+        shares = equal_shares(limits, slots)
         counts = [shareable(job.spec, share) for job, share in zip(view.jobs, shares, strict=True)]
         present = [job.allocation for job in view.jobs]
         reasons = []
         for count, limit in zip(counts, limits, strict=True):
-            reason = f"an equal share of {view.slots} slots among {len(counts)} jobs"
+            reason = f"an equal share of {slots} slots among {len(counts)} jobs"
             if not count:
-                reason = f"waits: the {view.slots} slots go to the jobs before it, one each"
+                reason = f"waits: the {slots} slots go to the jobs before it, one each"
             elif count == limit:
                 reason += ", limited to what it can use"
             reasons.append(reason)

@@ -24,7 +24,8 @@ class OptimusPolicy(Policy):
         """`memory` and `seed` are not used. Raises ValueError without an oracle."""
         if view.oracle is None:
             raise ValueError("optimus needs the oracle of a simulator")
-        counts = divide(view.jobs, view.slots, view.oracle)
+        slots = view.slots
+        counts = divide(view.jobs, slots, view.oracle)
         order = sorted(range(len(counts)), key=lambda j: counts[j])
         placed = keep_or_take_freest(counts, [job.allocation for job in view.jobs], view.nodes, order)
         reasons = []
@@ -34,7 +35,7 @@ class OptimusPolicy(Policy):
                 left_s = view.oracle.remaining_steps(job.spec.id) * step_s
                 reasons.append(f"{left_s:.0f} s of training left with these replicas")
             else:
-                reasons.append(f"waits: the {view.slots} slots go to the jobs before it, one each")
+                reasons.append(f"waits: the {slots} slots go to the jobs before it, one each")
         return train_requested_batches(view, placed, reasons)
 
 

@@ -92,13 +92,14 @@ class GoodputPolicy(Policy):
     def decide(self, view: ClusterView, memory: Any, seed: int) -> Decision:
         """`memory` and `seed` are not used."""
         numbers = number_nodes(view.nodes)
-        fair = max(math.ceil(view.slots / max(len(view.jobs), 1)), 1)
-        scale = len(view.nodes) / max(view.slots, 1)
+        slots = view.slots
+        fair = max(math.ceil(slots / max(len(view.jobs), 1)), 1)
+        scale = len(view.nodes) / max(slots, 1)
         jobs = [
             JobModel(
                 job,
                 to_row(job.allocation, numbers),
-                view.slots,
+                slots,
                 fair,
                 scale,
                 by_goodput=self.by_goodput,
