@@ -27,9 +27,9 @@ from common.types import (
     replicas_of,
 )
 from services.bench.measure import Progress, quantile, table
-from services.scheduler.decisions import NoDecision, decided
-from services.scheduler.policies import UnknownPolicy, make_policy
+from services.scheduler.decisions import InvalidDecision, validated_decision
 from services.scheduler.policies.interface import ClusterView, Decision, JobView
+from services.scheduler.policies.registry import UnknownPolicy, make_policy
 
 ROUND_S = 60.0
 RESTART_S = 30.0
@@ -65,8 +65,8 @@ def run(jobs: int, nodes: int, slots: int, rounds: int, policy_name: str, seed: 
     progress = Progress("decision", rounds)
     for number in range(rounds):
         try:
-            decision = decided(timed, view, memory, number)
-        except NoDecision as error:
+            decision = validated_decision(timed, view, memory, number)
+        except InvalidDecision as error:
             raise UserError(
                 f"policy {policy_name!r} gave no valid decision in round {number + 1}: {error}"
             ) from error

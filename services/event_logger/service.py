@@ -1,8 +1,8 @@
-"""The event-logger: takes every event of every run, and writes it to logs/<run_id>/events.jsonl.
+"""The event-logger: receives the events of all runs and writes them to logs/<run_id>/events.jsonl.
 
-It acknowledges what it has written (request GetAcknowledged), takes repairs (RepairEvents), and at its start
-and its end takes over the outboxes that dead publishers left in the runs' folders. It needs no run id of
-its own, and makes no file before the first event.
+It tells publishers which events it has written (request GetAcknowledged) and takes repeated events
+(RepairEvents). When it starts and when it stops, it empties the outboxes that dead publishers have left in
+the folders of the runs. It is not bound to a run, and creates no file before the first event of a run.
 """
 
 import time
@@ -45,20 +45,19 @@ from common.types import NAME_PATTERN
 SERVICE = "event-logger"
 SOURCE = "logger"
 KEEP_UP_S = 1.0
-"""Between two fsyncs while events arrive, which is what a loss of power can cost, and between two attempts
-to write what a full disk refused."""
+"""Time between two fsyncs, so what a power cut may cost, and between two attempts to write to a full disk."""
 GOODBYE_S = 4.0
-"""How long a stopping logger goes on for publishers that have not said good-bye; honcho kills after 5 s."""
+"""How long a stopping logger waits for publishers that have not said good-bye. honcho kills it after 5 s."""
 GOODBYE_POLL_S = 0.05
 
-MAX_NAME_CHARS = 100
-"""Of a run, a source or an incarnation: two of them and a suffix are the name of a file."""
+MAX_ORIGIN_CHARS = 100
+"""For the names of runs, sources and incarnations: two of them and a suffix form a file name."""
 
 log = get_logger()
 
 
 class EventLogger:
-    """One writer a run, around a subscriber for what is sent and a server for what has to be sure."""
+    """One writer per run. Events come from a subscriber, and repairs and questions from a reply server."""
 
     def __init__(self, config: Config, reactor: Reactor) -> None:
         self._reactor = reactor
@@ -68,9 +67,9 @@ class EventLogger:
         self._own_seq: dict[str, int] = {}
         self._writers: dict[str, EventLogWriter] = {}
         self._batch: list[EventRecord] = []
-        self._planned = False
+        self._write_is_planned = False
         self._failing: set[str] = set()
-        """Runs whose last write failed: one line in the log each time that this begins, and when it ends."""
+        """Runs whose last write failed. The beginning and the end of a failure are logged once each."""
         self._seen: dict[tuple[str, str], str] = {}
         """The newest incarnation of every (run_id, source)."""
         self._remote: set[Origin] = set()
@@ -82,14 +81,15 @@ class EventLogger:
         self._events = EventSubscriber(
             reactor, config.endpoints.logger_events, (), self._take, self._on_bad, keys, config.limits
         )
-        self._take_over()
+        self._empty_left_outboxes()
         reactor.every(KEEP_UP_S, self._keep_up)
 
     def close(self) -> None:
-        """Go on until the publishers have said good-bye, at most GOODBYE_S; then write what is left over."""
+        """Continue until the publishers have said good-bye, at most GOODBYE_S, then write all that is
+        left."""
         self._wait_for_goodbyes()
         self._write_batch()
-        self._take_over()
+        self._empty_left_outboxes()
         for run_id, writer in self._writers.items():
             try:
                 self._write_held(run_id, writer)
@@ -99,18 +99,18 @@ class EventLogger:
         self._server.close()
         self._events.close()
 
-    # ---------------------------------------------------------------- what comes in
+    # ---------------------------------------------------------------- events and requests
 
     def _take(self, record: EventRecord) -> None:
-        """An event as it was published; written, with all that came with it, at the end of this turn."""
+        """Take a published event. It is written with the others of this turn of the reactor."""
         try:
-            self._meet(Origin(record.run_id, record.source, record.incarnation))
+            self._note_publisher(Origin(record.run_id, record.source, record.incarnation))
         except ValueError as error:
             self._on_bad(str(error))
             return
         self._batch.append(record)
-        if not self._planned:
-            self._planned = True
+        if not self._write_is_planned:
+            self._write_is_planned = True
             self._reactor.call_later(0.0, self._write_batch)
 
     def _answer(self, request: Request) -> Reply:
@@ -120,12 +120,14 @@ class EventLogger:
                 first = records[0]
                 origin = Origin(first.run_id, first.source, first.incarnation)
                 if any((r.run_id, r.source, r.incarnation) != origin for r in records):
-                    return Refused(reason="records: of several sources; one is allowed")
+                    return Refused(
+                        reason="records: come from several sources; allowed: one source per request"
+                    )
             case GetAcknowledged() | GoodBye():
                 records = ()
                 origin = Origin(request.run_id, request.source, request.incarnation)
             case _:
-                return Refused(reason=f"{type(request).__name__}: not a request for the event-logger")
+                return Refused(reason=f"{type(request).__name__} is not a request for the event-logger")
         try:
             _check_names(origin)
             if isinstance(request, GoodBye):
@@ -144,17 +146,18 @@ class EventLogger:
         if newest:
             self._note(newest, BadMessage(service=SERVICE, error=text))
 
-    # ---------------------------------------------------------------- what is written
+    # ---------------------------------------------------------------- writing
 
     def _writer(self, run_id: str) -> EventLogWriter:
-        """Raises EventLogError where another logger writes, or nobody can."""
+        """The writer of a run. Raises EventLogError if another logger writes this run, or if the file cannot
+        be written."""
         if run_id not in self._writers:
             self._writers[run_id] = EventLogWriter(self._logs_dir / run_id)
             log.info("writing", path=self._writers[run_id].path)
         return self._writers[run_id]
 
     def _write_batch(self) -> None:
-        self._planned = False
+        self._write_is_planned = False
         batch, self._batch = self._batch, []
         runs: dict[str, list[EventRecord]] = {}
         for record in batch:
@@ -163,7 +166,8 @@ class EventLogger:
             self._append(run_id, records)
 
     def _append(self, run_id: str, records: Sequence[EventRecord]) -> None:
-        """Write, or say once that it fails: what is not written is not acknowledged, and comes again."""
+        """Write the records, or log once that this fails. What is not written is not acknowledged, so its
+        publisher repeats it."""
         try:
             self._writer(run_id).append(records)
         except (EventLogError, OSError) as error:
@@ -179,9 +183,10 @@ class EventLogger:
             log.error("events cannot be written", run_id=printable(run_id), error=str(error))
 
     def _write_repair(self, origin: Origin, records: Sequence[EventRecord]) -> None:
-        """A publisher repeats from its oldest unacknowledged event on: nobody has what is before it."""
+        """A publisher repeats all events from its oldest unacknowledged one. Missing events before that one
+        exist nowhere any more, so they are given up."""
         if records:
-            self._meet(origin)
+            self._note_publisher(origin)
             lost = self._writer(origin.run_id).give_up(origin.source, origin.incarnation, records[0].seq)
             if lost:
                 self._note_dropped(origin.run_id, origin.source, origin.incarnation, *lost)
@@ -193,7 +198,7 @@ class EventLogger:
                 self._note_dropped(run_id, source, incarnation, first, last)
 
     def _note(self, run_id: str, event: Event) -> None:
-        """An event of the logger itself."""
+        """Write an event of the logger itself."""
         self._own_seq[run_id] = seq = self._own_seq.get(run_id, 0) + 1
         record = EventRecord(
             run_id=run_id,
@@ -212,7 +217,7 @@ class EventLogger:
         self._note(run_id, dropped)
 
     def _keep_up(self) -> None:
-        """Once a second: fsync, and try again what could not be written."""
+        """Once a second: fsync, and retry writes that failed."""
         for run_id, writer in self._writers.items():
             if run_id in self._failing:
                 self._append(run_id, ())
@@ -221,45 +226,44 @@ class EventLogger:
             except OSError as error:
                 self._failed(run_id, error)
 
-    # ---------------------------------------------------------------- who publishes
+    # ---------------------------------------------------------------- publishers and their outboxes
 
-    def _meet(self, origin: Origin) -> None:
-        """Know whom to wait for at the end. Raises ValueError for names that cannot be those of files."""
-        former = self._seen.get(origin[:2])
-        if former == origin.incarnation:
+    def _note_publisher(self, origin: Origin) -> None:
+        """Remember a publisher, to wait for it at the end. Raises ValueError for names that no file can
+        have."""
+        previous = self._seen.get(origin[:2])
+        if previous == origin.incarnation:
             return
         _check_names(origin)
         self._seen[origin[:2]] = origin.incarnation
-        if former:
-            self._remote.discard(Origin(*origin[:2], former))
+        if previous:
+            self._remote.discard(Origin(*origin[:2], previous))
         outbox = self._logs_dir / origin.run_id / "outbox" / f"{origin.source}-{origin.incarnation}{SUFFIX}"
         if not outbox.exists():
             self._remote.add(origin)
 
     def _wait_for_goodbyes(self) -> None:
         folders = [folder for folder in self._outbox_folders() if any(folder.iterdir())]
-        awaited = self._awaited(folders)
+        waiting = True
 
-        def look() -> None:
-            nonlocal awaited
-            awaited = self._awaited(folders)
+        def check() -> None:
+            nonlocal waiting
+            waiting = bool(self._remote) or any(living_owners(folder) for folder in folders)
 
-        watch = self._reactor.every(GOODBYE_POLL_S, look)
-        self._reactor.run_until(lambda: not awaited, GOODBYE_S)
-        watch.cancel()
-
-    def _awaited(self, folders: Sequence[Path]) -> bool:
-        return bool(self._remote) or any(living_owners(folder) for folder in folders)
+        check()
+        timer = self._reactor.every(GOODBYE_POLL_S, check)
+        self._reactor.run_until(lambda: not waiting, GOODBYE_S)
+        timer.cancel()
 
     def _outbox_folders(self) -> list[Path]:
         return sorted(folder for folder in self._logs_dir.glob("*/outbox") if folder.is_dir())
 
-    def _take_over(self) -> None:
+    def _empty_left_outboxes(self) -> None:
         for folder in self._outbox_folders():
             for outbox in left_over(folder, self._limits):
-                self._take_over_one(outbox)
+                self._empty_outbox(outbox)
 
-    def _take_over_one(self, outbox: Outbox) -> None:
+    def _empty_outbox(self, outbox: Outbox) -> None:
         origin = outbox.origin
         assert origin is not None
         try:
@@ -273,7 +277,7 @@ class EventLogger:
                     break
         except (EventLogError, ValueError) as error:
             self._failed(origin.run_id, error)
-        log.info("took over", path=outbox.path, left=outbox.pending)
+        log.info("emptied the outbox of a dead publisher", path=outbox.path, left=outbox.pending)
         if outbox.pending:
             outbox.release()
         else:
@@ -281,12 +285,12 @@ class EventLogger:
 
 
 def _check_names(origin: Origin) -> None:
-    """Raises ValueError: these strings come from outside, and become names of files."""
+    """Raises ValueError for a name that no file can have. The names come from other machines."""
     for field, value in origin._asdict().items():
-        if len(value) > MAX_NAME_CHARS or not NAME_PATTERN.fullmatch(value):
+        if len(value) > MAX_ORIGIN_CHARS or not NAME_PATTERN.fullmatch(value):
             raise ValueError(
-                f"{field} = {printable(value, MAX_NAME_CHARS)}: at most {MAX_NAME_CHARS} letters, digits, "
-                "'.', '_' and '-' are allowed"
+                f"{field} = {printable(value, MAX_ORIGIN_CHARS)}: allowed: at most {MAX_ORIGIN_CHARS} "
+                "letters, digits, '.', '_' and '-'"
             )
 
 

@@ -34,7 +34,7 @@ from services.experiment.plan import Definition, PlannedRun
 from services.launcher.client import Arrivals, Client, workload_reader
 from services.launcher.stack import Stack, StackError, current_procfile
 from services.monitor.service import follow
-from services.scheduler.policies import UnknownPolicy, make_live_policy
+from services.scheduler.policies.registry import UnknownPolicy, make_live_policy
 
 
 class _CommandGone(BaseException):

@@ -1,15 +1,16 @@
-"""From what is ordered and what runs on this node to what has to be done. Pure: processes are `replicas.py`.
+"""Compares the orders with the processes of this node and returns the actions that are needed. Pure.
 
-The function is level-triggered: it looks at the newest orders and at the processes as they are, so that a
-lost, repeated or late order changes nothing. Four rules carry the rest:
+`reconcile` looks only at the newest orders and at the present processes, so lost, repeated and late orders do
+no harm. Four more rules:
 
-- A rank belongs to a process for as long as its group lives. Survivors take the first ranks of their node in
-  their old order, newcomers the ranks after them. The rank of a process that ended is not given away in the
-  same group: the group is broken or finished, and the scheduler will form a new one or drop the job.
-- A replica that was told to leave never comes back, but hears of every newer generation until it has left,
-  because the ranks leave a group only when all of them know the same newest generation.
-- Processes count against the slots until they have exited; what does not fit is started later.
-- A verifier that was lost is not tried again before newer orders ask for it: how often, is the scheduler's.
+- A process keeps its rank as long as its group exists. In a new group, survivors take the first ranks of
+  their node in their old order, and new processes the ranks after them. The rank of a process that ended is
+  not given to another process in the same group: that group has failed or finished, and the scheduler will
+  form a new one or drop the job.
+- A replica that was ordered to leave never returns. It still receives every newer generation until it has
+  left, because ranks leave a group only when all of them know the same newest generation.
+- A process takes up a slot until it has exited. What does not fit is started later.
+- A lost verifier is started again only when newer orders ask for it. The scheduler decides how often.
 """
 
 import enum
@@ -19,21 +20,22 @@ from common.protocol import JobOrder, Orders, ReplicaOrder, VerifyOrder
 from common.types import Struct, replicas_of
 
 LEAVES = -1
+"""The rank in an order to leave."""
 
 
 class Phase(enum.StrEnum):
     ACTIVE = "active"
-    """Starting or at work."""
+    """Starting or working."""
     LEAVING = "leaving"
-    """Was told to leave by an order."""
+    """Has received an order to leave."""
     KILLED = "killed"
-    """Was sent a signal to end."""
+    """The agent is ending it."""
     GONE = "gone"
-    """Ended by itself, or died; remembered as long as it is ordered."""
+    """Has ended by itself; remembered as long as the orders ask for it."""
 
 
 class ReplicaRecord(Struct, frozen=True):
-    """A replica process of this node; `order` is the newest one that it was sent. `serial` counts starts."""
+    """A replica process of this node. `order` is the newest one it was sent; `serial` counts starts."""
 
     name: str
     job_id: str
@@ -43,14 +45,14 @@ class ReplicaRecord(Struct, frozen=True):
 
 
 class VerifierRecord(Struct, frozen=True):
-    """A verifier process of this node, and the checkpoint that it looks at."""
+    """A verifier process of this node, and the checkpoint it evaluates."""
 
     name: str
     job_id: str
     checkpoint: str
     phase: Phase
     lost_at: int | None = None
-    """Version of the orders under which it was lost, without a verdict."""
+    """Version of the orders when it was lost without a verdict."""
 
 
 class Kill(Struct, frozen=True):
@@ -58,13 +60,13 @@ class Kill(Struct, frozen=True):
 
 
 class Forget(Struct, frozen=True):
-    """A process that has ended is no longer ordered: its record has no more use."""
+    """Drop the record of a process that has ended and is no longer ordered."""
 
     name: str
 
 
 class SendOrder(Struct, frozen=True):
-    """`order.rank` is LEAVES for a replica that has to go."""
+    """`order.rank` is LEAVES for a replica that has to leave."""
 
     name: str
     order: ReplicaOrder
@@ -91,10 +93,11 @@ def reconcile(
     replicas: Sequence[ReplicaRecord],
     verifiers: Sequence[VerifierRecord],
 ) -> list[Action]:
-    """What brings this node nearer to `orders`; empty when it is there, or waits for processes to exit.
+    """The actions that bring this node closer to `orders`. Empty if nothing is left to do, or if processes
+    have to exit first.
 
-    Kills come before orders, orders before starts, and starts never exceed the free slots. The caller carries
-    the actions out in this order and calls again when a process has exited or newer orders have come.
+    Kills come before orders and orders before starts. Starts never exceed the free slots. The caller carries
+    out the actions in this order, and calls again when a process has exited or newer orders have arrived.
     """
     jobs = {job.spec.id: job for job in orders.jobs}
     wanted = [order for order in orders.verifications if order.node == node]
@@ -103,8 +106,8 @@ def reconcile(
     seen = set()
     for verifier in verifiers:
         claim = (verifier.job_id, verifier.checkpoint)
-        may_try = verifier.lost_at is not None and verifier.lost_at < orders.version
-        if claim not in claims or may_try:
+        may_retry = verifier.lost_at is not None and verifier.lost_at < orders.version
+        if claim not in claims or may_retry:
             ends.extend(_end(verifier))
         elif verifier.phase is not Phase.KILLED or verifier.lost_at is not None:
             seen.add(claim)
@@ -142,7 +145,7 @@ def replica_order(job: JobOrder, rank: int) -> ReplicaOrder:
 
 
 def ranks_on(job: JobOrder, node: str) -> Iterator[int]:
-    """Ranks count through the allocation, node after node."""
+    """The ranks of a job on this node. Ranks are numbered through the allocation, node after node."""
     first = 0
     for placement in job.allocation:
         if placement.node == node:
@@ -151,7 +154,7 @@ def ranks_on(job: JobOrder, node: str) -> Iterator[int]:
 
 
 def _open_ranks(job: JobOrder, node: str, mine: Iterable[ReplicaRecord]) -> list[int]:
-    """Ranks of this node that no process has, or had, in the ordered group."""
+    """Ranks of this node that no process has or had in the ordered group."""
     taken = {
         replica.order.rank
         for replica in mine
@@ -161,7 +164,7 @@ def _open_ranks(job: JobOrder, node: str, mine: Iterable[ReplicaRecord]) -> list
 
 
 def _sends(job: JobOrder, mine: Iterable[ReplicaRecord], ranks: list[int]) -> Iterator[Action]:
-    """Orders for the processes that are there; takes the ranks of survivors from the front of `ranks`."""
+    """Orders for the existing processes. Removes the ranks of survivors from the front of `ranks`."""
     for replica in sorted(mine, key=lambda r: (r.order.rank, r.serial)):
         if replica.phase in (Phase.KILLED, Phase.GONE) or replica.order.generation >= job.generation:
             continue

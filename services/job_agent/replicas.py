@@ -1,11 +1,12 @@
-"""The child processes of an agent: forkserver, store, replicas and verifiers, their pipes, their end.
+"""The child processes of an agent: how they start, talk over pipes, and end.
 
-All are forked from one forkserver that has torch imported, so that a start costs milliseconds and the agent
-stays small. What the processes say and why they run is `service.py`.
+The store, the replicas and the verifiers are forked from one fork server that has imported torch. A start
+thus takes milliseconds, and the agent itself stays small. `node_jobs.py` decides which processes run and
+handles their messages.
 
-The stop ladder of a process: its pipe is closed and it gets SIGTERM; after `grace_s` it gets SIGKILL. What
-nobody can carry out, because the agent itself was killed, the processes do: they watch the agent's end of
-their pipes (`entry.py`), and the forkserver ends with the last of them.
+To stop a process, the agent closes its pipe and sends SIGTERM, and after `grace_s` SIGKILL. If the agent
+itself was killed, its processes notice and exit (`child_entry.py`), and the fork server ends with the last of
+them.
 """
 
 import contextlib
@@ -19,7 +20,6 @@ import termios
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Protocol
@@ -28,10 +28,10 @@ import psutil
 
 from common.codec import decode
 from common.lifecycle import blocked_signals, get_logger
-from services.job_agent import entry
+from services.job_agent import child_entry
 
 PRELOADED = (
-    "services.job_agent.entry",
+    "services.job_agent.child_entry",
     "workloads.trainer.replica",
     "workloads.trainer.store",
     "workloads.trainer.verify",
@@ -39,13 +39,13 @@ PRELOADED = (
 READS_AT_ONCE = 64
 STORE = "store"
 STOP_SIGNALS = signal.SIGINT, signal.SIGTERM
-"""An agent ends what it has started, in its own order."""
+"""Child processes do not receive these while they start: the agent ends them itself, in order."""
 
 log = get_logger()
 
 
 class ProcessLoop(Protocol):
-    """What is needed of `common.messaging.reactor.Reactor`."""
+    """The part of `common.messaging.reactor.Reactor` that is used here."""
 
     def on_fd(self, fd: int, handler: Callable[[], None]) -> None: ...
     def remove_fd(self, fd: int) -> None: ...
@@ -55,14 +55,15 @@ class ProcessLoop(Protocol):
 
 @dataclass(frozen=True)
 class Exit:
-    """`code` is negative for a signal. `finished`: the process said that its work was done."""
+    """How a process ended. `code` is negative for a signal. `finished`: it reported that its work was
+    done."""
 
     code: int
     finished: bool
 
 
 @dataclass
-class _Child:
+class Child:
     process: Any
     connection: Connection
     handle: psutil.Process | None = None
@@ -70,16 +71,17 @@ class _Child:
     finished: bool = False
 
     def signal(self, number: int) -> None:
-        """psutil sends nothing to another process that has got the same pid."""
+        """Safe after the process has ended: psutil sends nothing to another process with the same pid."""
         if self.handle is not None:
             with contextlib.suppress(psutil.NoSuchProcess):
                 self.handle.send_signal(number)
 
 
 class Processes:
-    """Every callback comes from the loop. `on_message(name, bytes)` and `on_exit(name, Exit)` are about
-    processes that `start` made, all messages of one before its exit; `on_store(port)` says that processes can
-    be started, `on_broken()` that store or forkserver have died: kill what is left and `prepare` again."""
+    """The loop calls all callbacks. `on_message(name, bytes)` and `on_exit(name, Exit)` concern processes
+    that `start` has started; all messages of a process come before its exit. `on_store(port)`: the store
+    listens, and processes can be started. `on_broken()`: the store or the fork server has died; kill the
+    other processes and `prepare` again."""
 
     def __init__(
         self,
@@ -100,8 +102,10 @@ class Processes:
         self._on_exit = on_exit
         self._on_store = on_store
         self._on_broken = on_broken
-        self._children: dict[str, _Child] = {}
-        self._store: _Child | None = None
+        self._children: dict[str, Child] = {}
+        self._store: Child | None = None
+        self._fork_server: psutil.Process | None = None
+        """Set while the store runs."""
         self._launcher: threading.Thread | None = None
         self._closing = False
         self._context = multiprocessing.get_context("forkserver")
@@ -109,18 +113,18 @@ class Processes:
 
     @property
     def living(self) -> int:
-        """Processes that `start` made and that have not exited."""
+        """Number of processes that `start` has started and that have not exited."""
         return len(self._children)
 
     # ------------------------------------------------------------------ start
 
     def prepare(self) -> None:
-        """Start forkserver and store, without waiting for the import of torch: a thread does that."""
+        """Start fork server and store. Does not wait until torch is imported: a thread does that."""
         ours, theirs = self._context.Pipe()
         process = self._context.Process(
-            target=entry.store, args=(theirs, self._host), name=STORE, daemon=True
+            target=child_entry.store, args=(theirs, self._host), name=STORE, daemon=True
         )
-        self._store = _Child(process, ours)
+        self._store = Child(process, ours)
         self._loop.on_fd(ours.fileno(), self._read_store)
 
         def launch() -> None:
@@ -129,7 +133,7 @@ class Processes:
                     process.start()
             except (EOFError, OSError) as error:
                 if not self._closing:
-                    log.error("the forkserver did not start the store", error=repr(error))
+                    log.error("the fork server did not start the store", error=repr(error))
             finally:
                 theirs.close()
 
@@ -137,9 +141,9 @@ class Processes:
         self._launcher.start()
 
     def start(self, name: str, target: Callable[..., None], start: bytes, output: Path) -> int | None:
-        """Run `target(connection, start, output)` in a new process; its pid, or None when the forkserver
-        has died (`on_broken` follows)."""
-        if not _forkserver_lives():
+        """Run `target(connection, start, output)` in a new process. Returns its pid, or None if the fork
+        server has died (`on_broken` follows)."""
+        if self._fork_server is None or not is_alive(self._fork_server):
             return None
         output.parent.mkdir(parents=True, exist_ok=True)
         ours, theirs = self._context.Pipe()
@@ -155,7 +159,7 @@ class Processes:
         finally:
             theirs.close()
         assert process.pid is not None
-        child = _Child(process, ours)
+        child = Child(process, ours)
         with contextlib.suppress(psutil.NoSuchProcess):
             child.handle = psutil.Process(process.pid)
         self._children[name] = child
@@ -166,8 +170,8 @@ class Processes:
     # ------------------------------------------------------------------ talk
 
     def send(self, name: str, data: bytes) -> bool:
-        """False when the process has not read for so long that its pipe is full. One that has ended, or is
-        being ended, needs no message any more: its exit says the rest."""
+        """False if the pipe is full because the process has stopped reading. A process that has ended, or is
+        being ended, gets no more messages; that is not an error, since its exit follows."""
         child = self._children.get(name)
         if child is None or child.connection.closed:
             return True
@@ -185,14 +189,14 @@ class Processes:
             while not child.connection.closed and child.connection.poll() and at_most != 0:
                 data = child.connection.recv_bytes(self._max_message_bytes)
                 at_most = at_most and at_most - 1
-                if data == entry.FINISHED:
+                if data == child_entry.FINISHED:
                     child.finished = True
                 else:
                     self._on_message(name, data)
         except (EOFError, OSError):
             self._hang_up(child)
 
-    def _hang_up(self, child: _Child) -> None:
+    def _hang_up(self, child: Child) -> None:
         if not child.connection.closed:
             self._loop.remove_fd(child.connection.fileno())
             child.connection.close()
@@ -206,12 +210,13 @@ class Processes:
         except (EOFError, OSError):
             self._lose_store()
             return
-        # The store may answer before the thread that starts it has learnt its pid.
+        # The store may answer before the thread that starts it knows its pid.
         assert self._launcher is not None
         self._launcher.join()
-        try:
+        with contextlib.suppress(psutil.NoSuchProcess):
             store.handle = psutil.Process(store.process.pid)
-        except psutil.NoSuchProcess:
+        self._fork_server = find_fork_server()
+        if store.handle is None or self._fork_server is None:
             self._lose_store()
             return
         self._loop.on_fd(store.process.sentinel, self._lose_store)
@@ -220,7 +225,7 @@ class Processes:
     # ------------------------------------------------------------------ end
 
     def kill(self, name: str) -> None:
-        """The stop ladder of one process; `on_exit` follows."""
+        """Stop one process: close its pipe, SIGTERM, and SIGKILL after `grace_s`; `on_exit` follows."""
         child = self._children.get(name)
         if child is None or child.killed:
             return
@@ -231,17 +236,17 @@ class Processes:
         self._loop.call_later(self._grace_s, lambda: child.signal(signal.SIGKILL))
 
     def _reap(self, name: str) -> None:
-        """A process has exited: its last messages, then its exit."""
+        """Called when a process has exited: handle its last messages, then its exit."""
         child = self._children[name]
-        told = _readable_bytes(child.process.sentinel) > 0
+        exit_is_known = _readable_bytes(child.process.sentinel) > 0
         code = child.process.exitcode
         if code is None:
             return
         self._read(name)
         self._hang_up(child)
         self._loop.remove_fd(child.process.sentinel)
-        if not told:
-            # The forkserver, which alone hears of a child's exit, has died; the child may have not.
+        if not exit_is_known:
+            # The fork server has died, which alone learns of a child's exit. The child may still be alive.
             child.signal(signal.SIGKILL)
             code = -signal.SIGKILL
         child.process.close()
@@ -255,6 +260,7 @@ class Processes:
 
     def _end_store(self) -> None:
         store, self._store = self._store, None
+        self._fork_server = None
         if store is None:
             return
         if self._launcher is not None:
@@ -264,7 +270,7 @@ class Processes:
             return
         if store.handle is not None:
             self._loop.remove_fd(store.process.sentinel)
-        # The store has no state that anybody needs after its node's replicas.
+        # Nothing needs the store after the replicas of its node, so it needs no time to clean up.
         store.signal(signal.SIGKILL)
         with contextlib.suppress(ProcessLookupError):
             store.process.kill()
@@ -273,38 +279,49 @@ class Processes:
             store.process.close()
 
     def end_children(self, timeout_s: float) -> None:
-        """The ladder for all, waited for at most `timeout_s`."""
+        """Stop all processes and wait for them, at most `timeout_s`."""
         for name in list(self._children):
             self.kill(name)
         self._loop.run_until(lambda: not self._children, timeout_s)
 
     def close(self) -> None:
-        """End store, forkserver and resource tracker, after `end_children`. Nothing is left when it
-        returns, unless the system could not kill a process."""
+        """End the store and the fork server, after `end_children`. They have ended when this returns.
+
+        The resource tracker of multiprocessing ends by itself when the agent exits."""
         self._closing = True
         if self._launcher is not None and self._store is not None and self._store.handle is None:
-            # Torch may be still importing: end the forkserver under the waiting thread.
+            # The fork server may still be importing torch. Killing it ends the wait of the launcher thread.
             while self._launcher.is_alive():
-                _kill_forkserver()
+                kill_fork_server()
                 self._launcher.join(0.01)
         self._end_store()
-        _kill_forkserver()
-        _server._stop()
-        _tracker._stop()
+        kill_fork_server()
 
 
-# multiprocessing ends forkserver and resource tracker only some time after the exit of the process that
-# started them; their own test-suite methods end them now.
-_server: Any = forkserver._forkserver
-_tracker: Any = resource_tracker._resource_tracker
+def find_fork_server() -> psutil.Process | None:
+    """The fork server of this process, if it is alive. multiprocessing does not tell its pid, so it is found
+    among the child processes by its command line."""
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if is_alive(child) and any("multiprocessing.forkserver" in part for part in child.cmdline()):
+                return child
+    return None
 
 
-def _forkserver_lives() -> bool:
-    pid = _server._forkserver_pid
-    if pid is None:
-        return False
+def kill_fork_server() -> None:
+    """Kill it and wait until it has ended. multiprocessing itself must collect the exit status: it does so
+    when it starts the next fork server, and fails if the status is gone."""
+    fork_server = find_fork_server()
+    if fork_server is not None:
+        with contextlib.suppress(psutil.NoSuchProcess, ChildProcessError):
+            fork_server.kill()
+            os.waitid(os.P_PID, fork_server.pid, os.WEXITED | os.WNOWAIT)
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """False for a process that has ended, even if its parent has not collected its exit status yet."""
     try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+        return bool(process.is_running() and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 
@@ -312,8 +329,3 @@ def _forkserver_lives() -> bool:
 def _readable_bytes(fd: int) -> int:
     """0 at the end of a pipe."""
     return int.from_bytes(fcntl.ioctl(fd, termios.FIONREAD, bytes(4)), sys.byteorder)
-
-
-def _kill_forkserver() -> None:
-    if _server._forkserver_pid is not None:
-        os.kill(_server._forkserver_pid, signal.SIGKILL)

@@ -1,8 +1,9 @@
-"""The agent of a node: it takes part in a run and keeps `jobs.py` supplied with orders and processes.
+"""The agent of a node: joins a run and connects orders, jobs and processes.
 
-Its life: start forkserver and store; join the run (`membership.py`); then obey orders. When the membership is
-lost, or store or forkserver have died, everything that runs is ended, and the agent joins again as a new
-incarnation. While the scheduler is merely silent, the replicas train on.
+First it starts the fork server and the store, then it joins a run (`scheduler_connection.py`) and follows the
+orders (`node_jobs.py`). If the scheduler no longer knows it, or the store or the fork server has died, it
+ends all processes and joins again as a new incarnation. While the scheduler is only silent, the replicas keep
+training.
 """
 
 import os
@@ -18,24 +19,24 @@ from common.messaging.publish_subscribe import EventPublisher
 from common.messaging.reactor import Reactor
 from common.protocol import Event, Fact, Orders, Registered
 from common.types import Node
-from services.job_agent.jobs import NodeJobs
-from services.job_agent.membership import Membership
+from services.job_agent.node_jobs import NodeJobs
 from services.job_agent.replicas import Exit, Processes
+from services.job_agent.scheduler_connection import SchedulerConnection
 
 FLUSH_S = 1.0
-"""For the events of a run that has ended, before the next one is joined."""
+"""How long an agent tries to deliver the events of an ended run before it joins the next one."""
 
 log = get_logger()
 
 
 class StoreFailed(UserError):
-    """The first store could not be started: torch does not work here."""
+    """The first store could not be started: torch does not work on this machine."""
 
     exit_code = EXIT_FAILED
 
 
 class AgentService:
-    """Callbacks come from the reactor, one at a time."""
+    """The agent's parts, and the callbacks that connect them. The reactor calls them one at a time."""
 
     def __init__(
         self, name: str, config: Config, reactor: Reactor, clock: Callable[[], float] = time.monotonic
@@ -61,8 +62,8 @@ class AgentService:
             on_broken=self.on_broken,
         )
         self.jobs = NodeJobs(name, self.node.slots, config, self.processes, self.publish, self.report, clock)
-        self.membership = Membership(
-            config, reactor, self.on_joined, self.follow, self.begin_again, clock=clock
+        self.scheduler = SchedulerConnection(
+            config, reactor, self.on_joined, self.follow, self.restart, clock=clock
         )
         reactor.every(config.scheduler.heartbeat_s, self.jobs.on_tick)
         self.processes.prepare()
@@ -73,29 +74,29 @@ class AgentService:
 
     def on_exit(self, process: str, exited: Exit) -> None:
         if self.reactor.stop.requested:
-            # The signal may have gone to the whole group, of which this process hears it as the last one.
+            # The signal may have gone to the whole process group, and this process may handle it last.
             self.jobs.end()
         self.jobs.on_exit(process, exited)
         self.join_when_ready()
 
     def on_broken(self) -> None:
         if self.node.store_port == 0:
-            raise StoreFailed("the node's store ended before it was ready; what it printed says why")
+            raise StoreFailed("the node's store ended before it was ready; see what it printed")
         self.node = msgspec.structs.replace(self.node, store_port=0)
         self.processes.prepare()
-        self.membership.resign()
-        self.begin_again("forkserver or store has died")
+        self.scheduler.resign()
+        self.restart("the fork server or the store has died")
 
-    def begin_again(self, why: str) -> None:
-        """End everything; the agent joins again when all has exited and the store is ready."""
-        log.warning("ends its replicas and registers again", reason=why)
+    def restart(self, why: str) -> None:
+        """End all processes. The agent joins again when they have exited and the store is ready."""
+        log.warning("ending all replicas and registering again", reason=why)
         self.jobs.end()
         self.join_when_ready()
 
     def join_when_ready(self) -> None:
         ready = self.node.store_port and not self.processes.living
-        if ready and not self.membership.incarnation and not self.reactor.stop.requested:
-            self.membership.join(self.node)
+        if ready and not self.scheduler.incarnation and not self.reactor.stop.requested:
+            self.scheduler.join(self.node)
 
     def on_joined(self, registered: Registered) -> None:
         run_id = registered.run.run_id
@@ -107,47 +108,46 @@ class AgentService:
                 self.reactor,
                 run_id=run_id,
                 source=f"agent-{self.node.name}",
-                incarnation=self.membership.incarnation,
+                incarnation=self.scheduler.incarnation,
                 endpoints=self.config.endpoints,
                 outbox_dir=self.config.run_dir(run_id) / "outbox",
                 limits=self.config.limits,
             )
-        log.info("takes part", run=run_id, slots=self.node.slots, store_port=self.node.store_port)
+        log.info("joined", run=run_id, slots=self.node.slots, store_port=self.node.store_port)
         if not self.reactor.stop.requested:
-            self.jobs.begin(registered.orders, self.membership.incarnation)
+            self.jobs.begin(registered.orders, self.scheduler.incarnation)
 
     def follow(self, orders: Orders) -> None:
-        """Orders go on coming while the agent stops, and other agents' leaving gives new ones: what they
-        would start could no longer be ended in time."""
+        """Ignores orders while the agent stops: processes that it started now could not be ended in time."""
         if not self.reactor.stop.requested:
             self.jobs.follow(orders)
 
     def publish(self, event: Event) -> None:
-        assert self.publisher is not None, "a process has said something before the agent joined a run"
+        assert self.publisher is not None, "no process runs before the agent has joined a run"
         self.publisher.publish(event)
 
     def report(self, fact: Fact) -> None:
-        self.membership.report(fact)
+        self.scheduler.report(fact)
 
     def close(self) -> None:
-        """All down within `stop_s`: replicas, membership, events, then store and forkserver."""
+        """End replicas, connection, events, store and fork server, in this order and within `stop_s`."""
         stop_s = self.config.agent.stop_s
         close_in_order(
             [
                 ("jobs", lambda _left_s: self.jobs.end()),
                 ("replicas", lambda left_s: self.processes.end_children(min(left_s, 0.4 * stop_s))),
-                ("membership", lambda left_s: self.membership.leave(min(left_s, 0.15 * stop_s))),
+                ("connection", lambda left_s: self.scheduler.leave(min(left_s, 0.15 * stop_s))),
                 ("events", lambda left_s: self.publisher and self.publisher.close(0.8 * left_s)),
                 ("store", lambda _left_s: self.processes.close()),
-                ("sockets", lambda _left_s: self.membership.close()),
+                ("sockets", lambda _left_s: self.scheduler.close()),
             ],
             stop_s,
         )
 
 
 def usable_cores(root: Path = Path("/")) -> float:
-    """Cores that this process may use: its affinity, bounded by the cpu quota of its control group and of
-    every group above (version 2 and 1)."""
+    """Number of cores that this process may use: its affinity, limited by the CPU quotas of its control group
+    and all groups above it (cgroup versions 1 and 2). `root` is the root of the file system."""
     cores = float(len(os.sched_getaffinity(0)))
     try:
         groups = (root / "proc/self/cgroup").read_text().splitlines()
@@ -178,11 +178,12 @@ def _quota(folder: Path) -> float:
 
 
 def run(name: str, config: Config, stop: StopFlag) -> int:
-    """Serve as the agent of node `name` until the flag is set; the exit code."""
+    """Serve as the agent of node `name` until the flag is set. Returns the exit code."""
     slots, speed, cores = config.agent.slots, config.agent.slot_speed, usable_cores()
     if slots * speed > cores:
         log.warning(
-            "slots of this node promise more than its cores; paced replicas will be slower than they say",
+            "the slots of this node add up to more than its usable cores; replicas will be slower than "
+            "slot_speed; lower agent.slots or agent.slot_speed",
             slots=slots,
             slot_speed=speed,
             usable_cores=cores,

@@ -1,9 +1,9 @@
-"""Who tells the scheduler that a job which had to save and leave has left no newer state behind.
+"""Decides which agent reports that a preempted job has left no newer state behind.
 
-The scheduler waits for JobSaved, which does not come where nothing of the job runs any more, or ever did, or
-where its state could not be written. Exactly one node answers then, and all agents have to agree on which:
-the node of rank 0 of the allocation that the order takes away. What an agent has seen before does not decide
-it, since newer orders replace older ones that it may never have seen.
+The scheduler waits for JobSaved. That never comes if no process of the job is running any more, or ever was,
+or if the state could not be written. Exactly one agent must report this, and all agents have to agree on
+which one: the node of rank 0 in the allocation that the order takes away. Earlier orders must not matter for
+this, since an agent may have missed them.
 """
 
 from collections.abc import Callable
@@ -14,20 +14,20 @@ from common.protocol import Fact, JobOrder, JobRaised, JobSaved, Orders, Replica
 
 @dataclass
 class RankZero:
-    """Where rank 0 of a job is, or was when the job was told to leave."""
+    """Where rank 0 of a job is, or was when the job was ordered to leave."""
 
     node: str
     moved: bool
-    """It has been on another node before, where the state may still be."""
+    """Rank 0 was on another node before, which may still be saving the state."""
     generation: int
-    """Of the order."""
+    """Generation of the order."""
     leaves_since_s: float = float("inf")
     answered: bool = False
-    """The scheduler has been told what became of the state."""
+    """This agent has reported what happened to the state."""
 
 
 class Unsaved:
-    """`save_s`: so long the node from which rank 0 has moved may take to save."""
+    """`save_s`: how long the node that rank 0 has moved away from may take to save."""
 
     def __init__(self, node: str, save_s: float) -> None:
         self._node = node
@@ -35,7 +35,7 @@ class Unsaved:
         self._jobs: dict[str, RankZero] = {}
 
     def follow(self, orders: Orders | None, now_s: float) -> None:
-        """Newer orders; None for none."""
+        """Take newer orders; None if the agent takes part in no run."""
         self._jobs = {job.spec.id: self._rank_zero(job, now_s) for job in orders.jobs} if orders else {}
 
     def _rank_zero(self, job: JobOrder, now_s: float) -> RankZero:
@@ -49,7 +49,7 @@ class Unsaved:
         return RankZero(node, moved, job.generation, leaves_since_s=now_s if leaves else float("inf"))
 
     def note(self, fact: Fact) -> None:
-        """What the scheduler is told; only what ends its waiting is an answer."""
+        """Notice a fact that is reported. Only facts that end the scheduler's wait count as an answer."""
         job = self._jobs.get(fact.job_id)
         match fact:
             case TargetReached() | JobRaised() if job:
@@ -58,8 +58,8 @@ class Unsaved:
                 job.answered = True
 
     def answers(self, lives: Callable[[str], bool], now_s: float) -> list[ReplicaLost]:
-        """What this node has to say now, given which jobs have living processes here."""
-        reason = "nothing of it was running when it had to leave"
+        """The facts that this node has to report now. `lives(job_id)`: whether the job has processes here."""
+        reason = "it had no running replica when it was preempted"
         return [
             ReplicaLost(job_id=job_id, generation=job.generation, reason=reason)
             for job_id, job in self._jobs.items()

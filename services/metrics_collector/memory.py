@@ -1,19 +1,21 @@
-"""What the jobs of an application have shown, kept for the next one: the memory across jobs.
+"""The memory across jobs: what earlier jobs of an application have measured, for the next ones.
 
-*One model an application.* The throughput model is fitted over the configurations that all of its jobs have
-run in. A job may differ from its siblings by a constant factor (its settings, the speed of its nodes),
+*One model per application.* The throughput model is fitted to the configurations that all of its jobs have
+run in. A job may differ from the others by a constant factor (because of its settings, or the speed of its
+nodes):
 
-    log t[job, configuration] = log t[configuration] + log scale[job],
+    log t[job, configuration] = log t[configuration] + log scale[job].
 
-so what a job has measured enters the pool divided by its scale, and what the job gets back is the pool's
-model multiplied by it. The scale is the geometric mean of the job's times over its siblings', in the
-configurations that both have run in; 1 before there is one. Everything else that a job's own data says goes
-before what is remembered: its gradient statistics, its progress.
+A job's measurements are therefore divided by its scale before they are pooled, and the job gets the model of
+the pool multiplied by its scale. The scale is the geometric mean of the job's times over those of the other
+jobs, in the configurations that both have run in; it is 1 before there is such a configuration. A job's own
+gradient statistics and progress take precedence over what is remembered.
 
-*What a new job starts from:* that model, the gradient statistics that jobs of its application had first,
-the most replicas that any of them was profiled with, and the progress that they needed for its target.
+*A new job starts from* that model, the first gradient statistics of earlier jobs, the largest number of
+replicas that any of them was profiled with, and the progress that they needed for its target.
 
-Jobs go by keys that are unique across runs. To learn the same twice changes nothing, and all is bounded.
+Jobs are identified by keys that are unique across runs. Learning the same thing twice changes nothing, and
+the memory has a bounded size.
 """
 
 import math
@@ -36,34 +38,35 @@ from common.types import (
 
 VERSION = 1
 MAX_JOBS = 16
-"""Of one application: whose times of a configuration, statistics and needed progress are kept."""
+"""Per application: number of jobs kept for the times of a configuration, the statistics, the needed
+progress."""
 MAX_CONFIGURATIONS = 256
-"""Of one application; beyond that the one that was learned least recently goes."""
+"""Per application. If there are more, the one that was learned least recently is dropped."""
 SCALE_STEP = 0.01
-"""A job's scale is told to about a hundredth: jobs that are alike then have the very same model."""
+"""A job's scale is rounded to about one hundredth, so that similar jobs get exactly the same model."""
 REFIT_CHANGE = 0.1
-"""The model is fitted anew when a configuration was added, or a time has moved by this much."""
+"""The model is fitted again when a configuration was added, or when a time has changed by this fraction."""
 
 Kept = TypeVar("Kept")
 Configuration = tuple[int, int, int]
 """(nodes, replicas, atomic batch)"""
 Positive = Annotated[float, Meta(gt=0)]
-Times = tuple[Positive, Positive]
-"""Seconds of a pass that only accumulates, and of the last pass of a step."""
+PassTimes = tuple[Positive, Positive]
+"""(seconds of a pass that only accumulates, seconds of the last pass of a step)"""
 
 
 class PointRecord(Struct, frozen=True):
-    """One configuration; `times` of jobs by their keys, each divided by the job's scale."""
+    """One configuration. `times` by job key, each divided by the scale of the job."""
 
     nodes: int
     replicas: int
     atomic_batch: int
-    times: dict[str, Times]
+    times: dict[str, PassTimes]
 
 
 class ApplicationRecord(Struct, frozen=True):
-    """All that is kept of an application, as it is written to disk. Jobs go by their keys, oldest first;
-    `needed` holds (target, progress at which it was verified)."""
+    """What is kept about an application, as written to disk. By job key, oldest first. `needed` holds
+    (target, progress at which it was verified)."""
 
     points: tuple[PointRecord, ...]
     first_statistics: dict[str, GradientStatistics]
@@ -71,39 +74,39 @@ class ApplicationRecord(Struct, frozen=True):
 
 
 class MemoryRecord(Struct, frozen=True):
-    """The whole memory, as it is written to disk."""
+    """The whole memory, as written to disk."""
 
     version: int
     applications: dict[str, ApplicationRecord]
 
 
 class Memory:
-    """Of all applications."""
+    """The memory of all applications."""
 
     def __init__(self, record: MemoryRecord | None = None) -> None:
         kept = record.applications if record else {}
-        self._applications = {name: _Application(of_one) for name, of_one in kept.items()}
+        self._applications = {name: ApplicationMemory(of_one) for name, of_one in kept.items()}
 
     def record(self) -> MemoryRecord:
         kept = {name: known.record() for name, known in sorted(self._applications.items())}
         return MemoryRecord(version=VERSION, applications=kept)
 
     def learn_points(self, application: str, job: str, points: Sequence[ProfilePoint]) -> None:
-        """Take in the step times that the job has shown."""
+        """Learn the job's measured step times."""
         self._of(application).learn_points(job, points)
 
     def learn_statistics(self, application: str, job: str, first: GradientStatistics) -> None:
-        """The first gradient statistics of the job that could be trusted."""
+        """Learn the job's first trusted gradient statistics."""
         known = self._of(application).first_statistics
         if job not in known:
             _keep(known, job, first)
 
     def learn_need(self, application: str, job: str, target: float, progress: float) -> None:
-        """The job was verified to have reached its target at this progress."""
+        """Learn that the job was verified to have reached its target at this progress."""
         _keep(self._of(application).needed, job, (target, progress))
 
     def recall(self, application: str, job: str, own: JobProfile, target: float | None = None) -> JobProfile:
-        """The job's own profile, completed and corrected by what its application has shown."""
+        """The job's `own` profile, completed and corrected with what is known about its application."""
         known = self._applications.get(application)
         if known is None:
             return own
@@ -120,27 +123,27 @@ class Memory:
             needed_progress=0.0 if target is None else known.usual_need(target),
         )
 
-    def _of(self, application: str) -> "_Application":
-        return self._applications.setdefault(application, _Application())
+    def _of(self, application: str) -> "ApplicationMemory":
+        return self._applications.setdefault(application, ApplicationMemory())
 
 
-class _Pooled:
-    """What jobs have shown in one configuration."""
+class PooledTimes:
+    """The times of several jobs in one configuration, each divided by the scale of its job."""
 
-    def __init__(self, times: dict[str, Times]) -> None:
-        self.times: dict[str, Times] = {}
-        self.logs: dict[str, Times] = {}
+    def __init__(self, times: dict[str, PassTimes]) -> None:
+        self.times: dict[str, PassTimes] = {}
+        self.logs: dict[str, PassTimes] = {}
         self.total = (0.0, 0.0)
         for job, of_job in times.items():
             self.set(job, of_job)
 
-    def set(self, job: str, times: Times) -> None:
+    def set(self, job: str, times: PassTimes) -> None:
         _keep(self.times, job, times)
         _keep(self.logs, job, (math.log(times[0]), math.log(times[1])))
         self.total = sum(a for a, _ in self.logs.values()), sum(b for _, b in self.logs.values())
 
-    def mean_logs(self, without: str = "") -> Times | None:
-        """Over the jobs but one; None where there is no other."""
+    def mean_logs(self, without: str = "") -> PassTimes | None:
+        """Mean logarithms of the times of all jobs except one; None if there is no other job."""
         own = self.logs.get(without)
         count = len(self.logs) - (own is not None)
         if not count:
@@ -149,19 +152,22 @@ class _Pooled:
         return (self.total[0] - own[0]) / count, (self.total[1] - own[1]) / count
 
 
-class _Application:
+class ApplicationMemory:
+    """The memory of one application."""
+
     def __init__(self, record: ApplicationRecord | None = None) -> None:
-        self.points: dict[Configuration, _Pooled] = {}
-        """In the order in which they were last learned."""
+        self.points: dict[Configuration, PooledTimes] = {}
+        """The one that was learned least recently comes first."""
         for p in record.points if record else ():
-            self.points[p.nodes, p.replicas, p.atomic_batch] = _Pooled(p.times)
+            self.points[p.nodes, p.replicas, p.atomic_batch] = PooledTimes(p.times)
         self.first_statistics = dict(record.first_statistics) if record else {}
         self.needed = dict(record.needed) if record else {}
         self.most_replicas = max((replicas for _, replicas, _ in self.points), default=0)
-        self.fitted: dict[Configuration, Times] = {}
+        self.fitted: dict[Configuration, PassTimes] = {}
+        """The times that the last fit used."""
         self.last_fit: Fit | None = None
-        self.learned = bool(self.points)
-        """Whether anything has come since the last look at what was fitted."""
+        self.has_news = bool(self.points)
+        """Whether points were learned since `fit` was last called."""
 
     def record(self) -> ApplicationRecord:
         points = (
@@ -173,21 +179,21 @@ class _Application:
         )
 
     def scale(self, job: str, points: Iterable[ProfilePoint]) -> float:
-        """The job's times over its siblings' (see above)."""
+        """The job's times over those of the other jobs (see above)."""
         logs = []
         for own in points:
             pooled = self.points.get((own.nodes, own.replicas, own.atomic_batch))
-            theirs = pooled.mean_logs(without=job) if pooled else None
-            if theirs:
-                logs += [math.log(own.accumulation_s) - theirs[0], math.log(own.step_s) - theirs[1]]
+            others = pooled.mean_logs(without=job) if pooled else None
+            if others:
+                logs += [math.log(own.accumulation_s) - others[0], math.log(own.step_s) - others[1]]
         return math.exp(SCALE_STEP * round(sum(logs) / len(logs) / SCALE_STEP)) if logs else 1.0
 
     def learn_points(self, job: str, points: Sequence[ProfilePoint]) -> None:
         scale = self.scale(job, points)
-        self.learned = self.learned or bool(points)
+        self.has_news = self.has_news or bool(points)
         for own in points:
             configuration = own.nodes, own.replicas, own.atomic_batch
-            pooled = self.points.pop(configuration, None) or _Pooled({})
+            pooled = self.points.pop(configuration, None) or PooledTimes({})
             self.points[configuration] = pooled
             pooled.set(job, (own.accumulation_s / scale, own.step_s / scale))
             self.most_replicas = max(self.most_replicas, own.replicas)
@@ -195,15 +201,16 @@ class _Application:
             del self.points[next(iter(self.points))]
 
     def fit(self) -> Fit | None:
-        if not self.learned:
+        """The model of the application, fitted again if needed; None without points."""
+        if not self.has_news:
             return self.last_fit
-        self.learned = False
-        means: dict[Configuration, Times] = {}
+        self.has_news = False
+        means: dict[Configuration, PassTimes] = {}
         for configuration, pooled in sorted(self.points.items(), key=itemgetter(0)):
             logs = pooled.mean_logs()
             if logs:
                 means[configuration] = math.exp(logs[0]), math.exp(logs[1])
-        if means and (self.last_fit is None or _moved(means, self.fitted)):
+        if means and (self.last_fit is None or _need_refit(means, self.fitted)):
             self.last_fit = fit_throughput(
                 [
                     ProfilePoint(
@@ -221,15 +228,15 @@ class _Application:
         return self.last_fit
 
     def usual_statistics(self) -> GradientStatistics | None:
-        """Of a job that has just begun: medians over those that jobs had first."""
+        """The statistics of a typical new job: medians of the first statistics of earlier jobs."""
         firsts = self.first_statistics.values()
         if not firsts:
             return None
         return GradientStatistics(sqr=median(s.sqr for s in firsts), var=median(s.var for s in firsts))
 
     def usual_need(self, target: float) -> float:
-        """Median progress that jobs needed for this target; for one that lies between targets of theirs,
-        linear between the medians of the two nearest; 0: it cannot be told."""
+        """The median progress that jobs needed for this target. For a target between those of earlier jobs,
+        linear interpolation between the medians of the two nearest ones; 0 if it is unknown."""
         by_target: dict[float, list[float]] = {}
         for reached, progress in self.needed.values():
             by_target.setdefault(reached, []).append(progress)
@@ -243,30 +250,30 @@ class _Application:
 
 
 def fit_error(parameters: ThroughputParameters, points: Sequence[ProfilePoint]) -> float:
-    """Root mean squared logarithmic error over both times of all points, as `Fit.error`."""
+    """Root mean squared logarithmic error over both times of all points, like `Fit.error`."""
     squares = []
     for p in points:
-        of_pass = accumulation_time(parameters, p.atomic_batch)
-        of_last = last_pass_time(parameters, p.nodes, p.replicas, p.atomic_batch)
-        squares.append(math.log(float(of_pass) / p.accumulation_s) ** 2)
-        squares.append(math.log(float(of_last) / p.step_s) ** 2)
+        accumulation_s = accumulation_time(parameters, p.atomic_batch)
+        last_pass_s = last_pass_time(parameters, p.nodes, p.replicas, p.atomic_batch)
+        squares.append(math.log(float(accumulation_s) / p.accumulation_s) ** 2)
+        squares.append(math.log(float(last_pass_s) / p.step_s) ** 2)
     return math.sqrt(fmean(squares))
 
 
 def scaled(parameters: ThroughputParameters, scale: float) -> ThroughputParameters:
-    """The model of a job whose every time is `scale` times as long."""
+    """The model of a job whose times are all `scale` times as long."""
     times = {name: scale * getattr(parameters, name) for name in parameters.__struct_fields__}
     return ThroughputParameters(**{**times, "gamma": parameters.gamma})
 
 
-def _keep(of_jobs: dict[str, Kept], job: str, value: Kept) -> None:
-    """Set the job's value; where there are too many jobs, the oldest one goes."""
-    of_jobs[job] = value
-    if len(of_jobs) > MAX_JOBS:
-        del of_jobs[next(iter(of_jobs))]
+def _keep(by_job: dict[str, Kept], job: str, value: Kept) -> None:
+    """Set the value of a job. If there are too many jobs, drop the oldest one."""
+    by_job[job] = value
+    if len(by_job) > MAX_JOBS:
+        del by_job[next(iter(by_job))]
 
 
-def _moved(now: dict[Configuration, Times], fitted: dict[Configuration, Times]) -> bool:
+def _need_refit(now: dict[Configuration, PassTimes], fitted: dict[Configuration, PassTimes]) -> bool:
     return any(
         configuration not in fitted
         or any(abs(a - b) > REFIT_CHANGE * b for a, b in zip(times, fitted[configuration], strict=True))

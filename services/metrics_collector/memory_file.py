@@ -1,8 +1,8 @@
 """The memory across jobs on disk: one JSON file, by default `memory.json` in the folder of the runs.
 
-It is replaced as a whole (a temporary file, fsync, rename), so it is never half written; of two collectors
-that share one, the last one to write wins. A file that cannot be used is renamed to `broken-memory.json`, or
-`broken-2-memory.json` and so on where that is there already, and the memory starts empty.
+The file is replaced as a whole (temporary file, fsync, rename), so it is never half-written. If two
+collectors share a file, the last one to write wins. A file that cannot be used is renamed to
+`broken-memory.json` (`broken-2-memory.json` and so on if that exists), and the memory starts empty.
 """
 
 import contextlib
@@ -19,21 +19,21 @@ log = get_logger()
 
 
 def load_memory(path: Path) -> Memory:
-    """Never raises: a memory is a help, not a need."""
+    """Never raises: the collector also works without a memory."""
     try:
         record = msgspec.json.decode(path.read_bytes(), type=MemoryRecord)
         if record.version != VERSION:
-            raise ValueError(f"version {record.version}; this program writes version {VERSION}")
+            raise ValueError(f"version {record.version}; this program reads version {VERSION}")
         return Memory(record)
     except FileNotFoundError:
         return Memory()
     except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
         try:
-            where = str(path.replace(_free_name(path)))
+            moved_to = str(path.replace(_free_name(path)))
         except OSError as failure:
-            where = f"where it is: {failure.strerror}"
+            moved_to = f"not moved: {failure.strerror}"
         log.warning(
-            "the memory cannot be used and starts empty", file=str(path), error=str(error), left=where
+            "the memory cannot be used and starts empty", file=str(path), error=str(error), moved_to=moved_to
         )
         return Memory()
 
@@ -44,7 +44,7 @@ def _free_name(path: Path) -> Path:
 
 
 def save_memory(path: Path, memory: Memory) -> None:
-    """Never raises: what cannot be written is reported."""
+    """Never raises: an error is logged."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

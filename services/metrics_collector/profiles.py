@@ -1,18 +1,17 @@
-"""From the trainers' samples to what a policy needs of each job: its profile and its fitted model. Pure.
+"""From the trainers' samples to each job's profile and fitted model. Pure.
 
-A profile point is one configuration (nodes, replicas, atomic batch) with the running medians of its times.
-A job's model is fitted anew when a configuration was added, or when a median has moved by REFIT_CHANGE since
-the last fit. All memory is bounded: windows of medians, configurations a job, and jobs that have ended.
+A profile point is one configuration (nodes, replicas, atomic batch) with the running medians of its times. A
+job's model is fitted again when a configuration was added, or when a median has changed by REFIT_CHANGE since
+the last fit. The size of everything is bounded: windows of medians, configurations per job, and ended jobs.
 
-With a memory across jobs (services/metrics_collector/memory.py) a job's model is that of its application, corrected by
-what the job has measured, as soon as the scheduler has said which application that is.
+With a memory across jobs (memory.py), a job's model is that of its application, corrected by the job's own
+measurements, as soon as the scheduler has named the application.
 """
 
 import math
 from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
-from typing import TypeAlias
 
 from common.goodput.fit import Fit, fit_throughput
 from common.protocol import (
@@ -29,23 +28,19 @@ from common.types import (
     ProfilePoint,
     ThroughputParameters,
 )
-from services.metrics_collector.memory import Memory, fit_error
-
-Configuration: TypeAlias = tuple[int, int, int]
-"""(nodes, replicas, atomic batch)"""
+from services.metrics_collector.memory import REFIT_CHANGE, Configuration, Memory, fit_error
 
 WINDOW = 31
-"""Samples over which a median runs."""
+"""Number of samples in a running median."""
 MAX_CONFIGURATIONS = 256
-"""A job's; beyond that the one that was seen least recently goes."""
+"""Per job. If there are more, the one that was seen least recently is dropped."""
 MAX_ENDED = 256
-"""Jobs that have ended and are still known, so that late samples do not make them new."""
-REFIT_CHANGE = 0.1
+"""Number of ended jobs that are still known, so that late samples do not start a new profile."""
 
 
 @dataclass
-class Times:
-    """The last samples of one configuration."""
+class RecentTimes:
+    """The latest times of one configuration."""
 
     accumulation_s: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
     step_s: deque[float] = field(default_factory=lambda: deque(maxlen=WINDOW))
@@ -64,25 +59,25 @@ class Times:
 
 
 class ObservedJob:
-    """What one job has shown."""
+    """What is measured about one job."""
 
     def __init__(self, job_id: str) -> None:
         self.job_id = job_id
-        self.times: dict[Configuration, Times] = {}
-        """In the order in which the configurations were last seen."""
+        self.times: dict[Configuration, RecentTimes] = {}
+        """The configuration that was seen least recently comes first."""
         self.fitted: dict[Configuration, tuple[float, float]] = {}
-        """The medians (accumulation, step) at the last fit."""
+        """The medians (accumulation, step) that the last fit used."""
         self.parameters: ThroughputParameters | None = None
         self.statistics: GradientStatistics | None = None
         self.first_statistics: GradientStatistics | None = None
-        """The first that could be trusted."""
+        """The first trusted ones."""
         self.progress = 0.0
         self.max_profiled_replicas = 0
         self.restarts_s: deque[float] = deque(maxlen=WINDOW)
 
     def add_sample(self, sample: TrainingSample) -> None:
         self.progress = sample.progress
-        # What was trusted once is better than something newer that is not.
+        # Older trusted statistics are better than newer ones that are not trusted.
         if sample.statistics and (
             sample.statistics.trusted or not self.statistics or not self.statistics.trusted
         ):
@@ -93,7 +88,7 @@ class ObservedJob:
         if sample.timed_steps < 1 or not usable:
             return
         configuration = sample.nodes, sample.replicas, sample.config.atomic_batch
-        times = self.times.pop(configuration, None) or Times()
+        times = self.times.pop(configuration, None) or RecentTimes()
         self.times[configuration] = times
         times.accumulation_s.append(sample.accumulation_s)
         times.step_s.append(sample.step_s)
@@ -103,7 +98,8 @@ class ObservedJob:
             del self.times[next(iter(self.times))]
 
     def add_generation(self, started: GenerationStarted) -> None:
-        """A first start is not a resize: it says nothing of what the next one will cost."""
+        """Learn the cost of a restart. The first start of a job does not count, because it is not a
+        restart."""
         if started.state_from != "scratch" and _usable(started.seconds_lost):
             self.restarts_s.append(started.seconds_lost)
 
@@ -119,11 +115,11 @@ class ObservedJob:
         return False
 
     def fit(self) -> Fit:
-        """Of this job's own data; needs at least one configuration."""
+        """A fit to this job's own data, which needs at least one configuration."""
         return self.take_fit(fit_throughput(self.points()))
 
     def take_fit(self, fit: Fit) -> Fit:
-        """Go by this fit until another one is due."""
+        """Use this fit until another one is needed."""
         points = self.points()
         self.parameters = fit.parameters
         self.fitted = {
@@ -148,18 +144,18 @@ class ObservedJob:
 
 
 class ObservedJobs:
-    """All jobs of a run. With a `memory` they teach it, and learn from it."""
+    """All jobs of a run. With a `memory`, their measurements are added to it, and their profiles use it."""
 
     def __init__(self, run_id: str = "", memory: Memory | None = None) -> None:
         self._run_id = run_id
         self._memory = memory
-        self._asked: dict[str, tuple[str, float]] = {}
-        """The applications and targets of the jobs, as far as they have been told."""
+        self._known: dict[str, tuple[str, float]] = {}
+        """Application and target of each job for which the scheduler has named them."""
         self._jobs: dict[str, ObservedJob] = {}
         self._ended: dict[str, None] = {}
 
     def add(self, event: Event) -> ObservedJob | None:
-        """Take in an event; the job that it tells of, None where it is of no interest."""
+        """Take an event. Returns the job that it measures, or None."""
         match event:
             case TrainingSample():
                 job = self._job(event.job_id)
@@ -176,39 +172,40 @@ class ObservedJobs:
                     oldest = next(iter(self._ended))
                     del self._ended[oldest]
                     self._jobs.pop(oldest, None)
-                    self._asked.pop(oldest, None)
+                    self._known.pop(oldest, None)
         return None
 
     def fit(self, job: ObservedJob) -> Fit:
-        """The job's model anew: its application's, where that is known and remembered."""
-        if self._memory is None or job.job_id not in self._asked:
+        """Fit the job's model again: that of its application, corrected, if the application is known."""
+        if self._memory is None or job.job_id not in self._known:
             return job.fit()
         self._teach(job.job_id)
         parameters = self._recall(job.profile()).parameters
-        assert parameters is not None, "the memory has learned at least this job's points"
+        assert parameters is not None, "the memory has at least this job's points"
         return job.take_fit(Fit(parameters=parameters, error=fit_error(parameters, job.points())))
 
     def active(self) -> list[ObservedJob]:
         return [job for job_id, job in self._jobs.items() if job_id not in self._ended]
 
     def profile(self, job_id: str, application: str = "", target: float = 0.0) -> JobProfile:
-        """Of a job that has shown nothing yet: an empty one, or what jobs of its application have shown."""
+        """The job's profile. For a job without measurements: empty, or what is known about its
+        application."""
         job = self._jobs.get(job_id)
         own = job.profile() if job else JobProfile(job_id=job_id)
         if self._memory is None or not application or job_id in self._ended:
             return own
-        if job_id not in self._asked:
-            self._asked[job_id] = application, target
+        if job_id not in self._known:
+            self._known[job_id] = application, target
             self._teach(job_id)
         elif job and job.first_statistics:
             self._memory.learn_statistics(application, self._key(job_id), job.first_statistics)
         return self._recall(own)
 
     def _teach(self, job_id: str, needed: float | None = None) -> None:
-        """Let the memory learn what the job has shown, and the progress that it needed in the end."""
-        if self._memory is None or job_id not in self._asked:
+        """Add the job's measurements to the memory, and the progress that it needed if it has completed."""
+        if self._memory is None or job_id not in self._known:
             return
-        (application, target), key = self._asked[job_id], self._key(job_id)
+        (application, target), key = self._known[job_id], self._key(job_id)
         job = self._jobs.get(job_id)
         if job and job.times:
             self._memory.learn_points(application, key, job.points())
@@ -219,11 +216,11 @@ class ObservedJobs:
 
     def _recall(self, own: JobProfile) -> JobProfile:
         assert self._memory is not None
-        application, target = self._asked[own.job_id]
+        application, target = self._known[own.job_id]
         return self._memory.recall(application, self._key(own.job_id), own, target)
 
     def _key(self, job_id: str) -> str:
-        """Unique across runs."""
+        """The job's key in the memory, unique across runs."""
         return f"{self._run_id}/{job_id}"
 
     def _job(self, job_id: str) -> ObservedJob:

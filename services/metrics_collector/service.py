@@ -1,8 +1,9 @@
-"""The metrics-collector: hears the trainers' samples, keeps every job's profile, answers GetProfiles.
+"""The metrics-collector: receives the trainers' samples, keeps every job's profile, and answers GetProfiles.
 
-It belongs to one run at a time, which the scheduler names (GetRun, asked again and again: a scheduler may be
-started later, or anew with another run, and then the collector starts afresh). What it knew before a crash
-it reads back from the run's event log, since trainers only repeat their present configuration.
+It belongs to one run at a time, which the scheduler names. It asks for the run (GetRun) again and again,
+because a scheduler may start later, or start another run, for which the collector begins with no profiles.
+After a crash it reads the run's event log to recover what it knew: trainers repeat only their present
+configuration.
 """
 
 import time
@@ -44,8 +45,9 @@ TOPICS = tuple(
     kind.__name__ for kind in (TrainingSample, GenerationStarted, JobCompleted, JobFailed, JobCancelled)
 )
 ASK_RUN_S = 1.0
-"""Between two questions which run it is."""
+"""Time between two questions for the run."""
 CLOSE_S = 2.0
+"""How long a publisher tries to deliver its last events."""
 
 log = get_logger()
 
@@ -57,9 +59,9 @@ class Collector:
         self._run_id = ""
         self._publisher: EventPublisher | None = None
         self._memory = load_memory(config.memory_file) if config.collector.memory else None
-        self._histories = ObservedJobs()
-        self._heard: dict[tuple[str, str], int] = {}
-        """The newest event of every (source, incarnation): what was read back is not counted twice."""
+        self._jobs = ObservedJobs()
+        self._newest: dict[tuple[str, str], int] = {}
+        """Number of the newest event of each (source, incarnation), so that no event counts twice."""
         endpoints, limits = config.endpoints, config.limits
         keys = load_keys(endpoints.keys_dir)
         self._server = ReplyServer(
@@ -88,18 +90,18 @@ class Collector:
 
         def on_reply(reply: Reply) -> None:
             if isinstance(reply, RunInfo) and reply.run_id != self._run_id:
-                self._take_part(reply.run_id)
+                self._join(reply.run_id)
             again()
 
         self._scheduler.post(GetRun(), on_reply, again, attempts=1)
 
-    def _take_part(self, run_id: str) -> None:
-        former, self._publisher = self._publisher, None
-        if former:
-            former.close(CLOSE_S)
+    def _join(self, run_id: str) -> None:
+        previous, self._publisher = self._publisher, None
+        if previous:
+            previous.close(CLOSE_S)
         self._run_id = run_id
-        self._histories = ObservedJobs(run_id, self._memory)
-        self._heard = {}
+        self._jobs = ObservedJobs(run_id, self._memory)
+        self._newest = {}
         folder = self._config.run_dir(run_id)
         self._publisher = EventPublisher(
             self._reactor,
@@ -110,35 +112,36 @@ class Collector:
             folder / "outbox",
             limits=self._config.limits,
         )
-        events = self._read_back(folder / EVENTS_FILE)
-        for job in self._histories.active():
-            self._fit_where_needed(job)
-        log.info("takes part", run=run_id, events_read_back=events)
+        events = self._recover(folder / EVENTS_FILE)
+        for job in self._jobs.active():
+            self._fit_if_needed(job)
+        log.info("joined", run=run_id, events_recovered=events)
 
-    def _read_back(self, path: Path) -> int:
-        """Events taken from the log; a line that cannot be read ends it, for the logger may be writing it."""
+    def _recover(self, path: Path) -> int:
+        """Take the events from the log. Stops at a line that cannot be read: the logger may be writing it.
+        Returns the number of events."""
         taken = 0
         if not path.exists():
             return taken
         try:
             for record in read_events(path):
-                self._heard[record.source, record.incarnation] = record.seq
+                self._newest[record.source, record.incarnation] = record.seq
                 taken += 1
-                self._histories.add(record.event)
+                self._jobs.add(record.event)
         except EventLogError as error:
-            log.warning("read back only a part of the log", error=str(error))
+            log.warning("only a part of the event log was recovered", error=str(error))
         return taken
 
-    # ---------------------------------------------------------------- what comes in
+    # ---------------------------------------------------------------- events and requests
 
     def _take(self, record: EventRecord) -> None:
         origin = record.source, record.incarnation
-        if record.run_id != self._run_id or record.seq <= self._heard.get(origin, 0):
+        if record.run_id != self._run_id or record.seq <= self._newest.get(origin, 0):
             return
-        self._heard[origin] = record.seq
-        job = self._histories.add(record.event)
+        self._newest[origin] = record.seq
+        job = self._jobs.add(record.event)
         if job:
-            self._fit_where_needed(job)
+            self._fit_if_needed(job)
         elif isinstance(record.event, JobCompleted | JobFailed | JobCancelled):
             self._save_memory()
 
@@ -146,11 +149,11 @@ class Collector:
         if self._memory is not None:
             save_memory(self._config.memory_file, self._memory)
 
-    def _fit_where_needed(self, job: ObservedJob) -> None:
+    def _fit_if_needed(self, job: ObservedJob) -> None:
         if not job.needs_fit or not self._publisher:
             return
         start_s = time.perf_counter()
-        fit = self._histories.fit(job)
+        fit = self._jobs.fit(job)
         self._publisher.publish(
             ModelFitted(
                 job_id=job.job_id,
@@ -163,20 +166,21 @@ class Collector:
         )
 
     def _answer(self, request: Request) -> Reply:
-        """The points themselves stay here: a policy needs the model, and a reply has to stay small."""
+        """Profiles are sent without their points: a policy needs only the model, and a reply has to be
+        small."""
         match request:
             case GetProfiles(job_ids=job_ids, applications=applications, targets=targets):
                 if not applications and not targets:
                     applications, targets = ("",) * len(job_ids), (0.0,) * len(job_ids)
                 if not len(job_ids) == len(applications) == len(targets):
                     return Refused(
-                        reason="GetProfiles: applications and targets: as many as job_ids, or none"
+                        reason=f"GetProfiles: {len(applications)} applications and {len(targets)} targets "
+                        f"for {len(job_ids)} job_ids; allowed: one of each per job, or none"
                     )
-                named = zip(job_ids, applications, targets, strict=True)
-                profiles = (self._histories.profile(*one) for one in named)
+                profiles = map(self._jobs.profile, job_ids, applications, targets)
                 return Profiles(profiles=tuple(structs.replace(p, points=()) for p in profiles))
             case _:
-                return Refused(reason=f"{type(request).__name__}: not a request for the metrics-collector")
+                return Refused(reason=f"{type(request).__name__} is not a request for the metrics-collector")
 
     def _on_bad(self, text: str) -> None:
         log.warning("bad message", error=text)

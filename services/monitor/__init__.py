@@ -1,1 +1,1 @@
-"""What people watch while jobs run."""
+"""Shows people the running jobs."""

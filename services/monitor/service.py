@@ -1,4 +1,4 @@
-"""Follow the scheduler's job table and show it, until something is reached or nobody wants to see it."""
+"""Shows the scheduler's job table until a condition holds or the user stops it."""
 
 import time
 from collections.abc import Callable, Collection, Iterator
@@ -13,13 +13,13 @@ from services.monitor.view import change_lines, job_lines, render, status_line
 
 REFRESH_S = 0.25
 STATUS_EVERY_S = 5.0
-"""Between two plain status lines, where there is no terminal to keep up to date."""
+"""Time between two plain status lines, when the output is not a terminal."""
 
 Show = Callable[[JobTable], None]
 
 
 def follow(ask: Callable[[], JobTable], show: Show, until: Callable[[JobTable], bool]) -> JobTable:
-    """Show one table after the other; returns the first one for which `until` holds."""
+    """Show the table again and again. Returns the first table for which `until` holds."""
     while True:
         table = ask()
         show(table)
@@ -30,7 +30,7 @@ def follow(ask: Callable[[], JobTable], show: Show, until: Callable[[JobTable], 
 
 @contextmanager
 def screen() -> Iterator[Show]:
-    """A live table where standard output is a terminal, lines where it is not."""
+    """A live table if standard output is a terminal, else plain lines."""
     console = Console(highlight=False)
     if not console.is_terminal:
         yield ChangeLines()
@@ -40,7 +40,7 @@ def screen() -> Iterator[Show]:
 
 
 def print_table(table: JobTable) -> None:
-    """The present state once, as `screen` would show it."""
+    """Show the present table once, in the form that `screen` uses."""
     console = Console(highlight=False)
     if console.is_terminal:
         console.print(render(table, console.width, max(console.height, len(table.jobs) + 20)))
@@ -49,7 +49,7 @@ def print_table(table: JobTable) -> None:
 
 
 class JobChanges:
-    """Plain lines: each change of a job when it is seen; of these jobs, if they are named."""
+    """Prints a line for each change of a job; only of the named jobs if `job_ids` is given."""
 
     def __init__(self, job_ids: Collection[str] | None = None) -> None:
         self._job_ids = job_ids
@@ -57,15 +57,15 @@ class JobChanges:
 
     def __call__(self, table: JobTable) -> None:
         if self._job_ids is not None:
-            mine = tuple(row for row in table.jobs if row.id in self._job_ids)
-            table = msgspec.structs.replace(table, jobs=mine)
+            named = tuple(row for row in table.jobs if row.id in self._job_ids)
+            table = msgspec.structs.replace(table, jobs=named)
         for line in change_lines(self._last, table):
             print(line, flush=True)
         self._last = table
 
 
 class ChangeLines(JobChanges):
-    """Changes, and now and then a line on where the whole run stands."""
+    """Also prints a status line of the whole run every STATUS_EVERY_S seconds."""
 
     def __init__(self) -> None:
         super().__init__()

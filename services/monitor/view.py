@@ -1,7 +1,7 @@
-"""A JobTable for people: a table for terminals, plain lines for everything else. Pure.
+"""Shows a JobTable to people: as a table on terminals, as plain lines elsewhere. Pure.
 
-Names and reasons come from users and from what their jobs raised, so nothing here is read as markup, and
-characters that could move a terminal's cursor are replaced.
+Names and reasons come from users and from errors of their jobs. They are therefore never read as markup, and
+characters that could move the cursor of a terminal are replaced.
 """
 
 import math
@@ -20,7 +20,7 @@ from common.types import JobState, Node, replicas_of
 
 BAR_WIDTH = 12
 LINES_AROUND = 4
-"""The title, the table's heading and rule, the line on jobs without room."""
+"""Lines other than jobs and nodes: the title, the heading and its rule, and the line about hidden jobs."""
 NARROW_WIDTH = 70
 DECISION_WIDTH = 80
 WIDE_WIDTH = 110
@@ -34,33 +34,34 @@ STYLES = {
 
 
 @dataclass(frozen=True)
-class _Column:
+class Column:
     name: str
     from_width: int
-    """Shown on terminals of at least so many characters."""
+    """Shown on terminals that are at least this many characters wide."""
 
 
 COLUMNS = (
-    _Column("job", 0),
-    _Column("application", WIDE_WIDTH),
-    _Column("state", 0),
-    _Column("slots", 0),
-    _Column("batch", NARROW_WIDTH),
-    _Column("budget", WIDE_WIDTH),
-    _Column("metric", WIDE_WIDTH),
-    _Column("last decision", DECISION_WIDTH),
+    Column("job", 0),
+    Column("application", WIDE_WIDTH),
+    Column("state", 0),
+    Column("slots", 0),
+    Column("batch", NARROW_WIDTH),
+    Column("budget", WIDE_WIDTH),
+    Column("metric", WIDE_WIDTH),
+    Column("last decision", DECISION_WIDTH),
 )
 
 
 def render(table: JobTable, width: int, height: int) -> RenderableType:
-    """The whole view in `height` lines of `width` characters: active jobs first, then the newest ended."""
+    """The whole table in `height` lines of `width` characters: active jobs first, then the newest ended
+    ones."""
     nodes = _node_lines(table, max(height // 4, 1))
     columns = [column for column in COLUMNS if width >= column.from_width]
     grid = Table(box=SIMPLE_HEAD, show_edge=False, expand=width >= DECISION_WIDTH)
     for column in columns:
         rest = 1 if column.name == "last decision" else None
         grid.add_column(column.name, no_wrap=True, overflow="ellipsis", ratio=rest)
-    rows = _by_interest(table.jobs)
+    rows = _active_first(table.jobs)
     room = max(height - len(nodes) - LINES_AROUND, 1)
     for row in rows[:room]:
         cells = _cells(row)
@@ -72,7 +73,7 @@ def render(table: JobTable, width: int, height: int) -> RenderableType:
 
 
 def job_lines(table: JobTable) -> list[str]:
-    """A heading and one line a job, in columns, ended ones first; a line for those that are left out."""
+    """A heading and one line per job, in columns, ended jobs first; one line counts the jobs left out."""
     heading = ("JOB", "APPLICATION", "STATE", "SLOTS", "BATCH", "PROGRESS", "METRIC", "LAST DECISION")
     cells = [heading, *map(_texts, table.jobs)]
     widths = [max(len(row[column]) for row in cells) for column in range(len(heading))]
@@ -85,20 +86,20 @@ def job_lines(table: JobTable) -> list[str]:
 
 
 def change_lines(old: JobTable | None, new: JobTable) -> list[str]:
-    """One line for each job that is new or whose state, slots or batch differ from the older table."""
-    former = {row.id: _essence(row) for row in old.jobs} if old else {}
+    """One line for each job that is new or whose state, slots or batch has changed since the older table."""
+    former = {row.id: _key_facts(row) for row in old.jobs} if old else {}
     lines = []
     for row in new.jobs:
-        if former.get(row.id) != _essence(row):
+        if former.get(row.id) != _key_facts(row):
             job, _, state, slots, batch, progress, metric, reason = _texts(row)
             facts = (state, slots, f"batch {batch}" if batch else "", f"progress {progress}", metric)
-            told = "  ".join(fact for fact in facts if fact)
-            lines.append(f"{_elapsed(new)}  {job}  {told}" + (f"  ({reason})" if reason else ""))
+            text = "  ".join(fact for fact in facts if fact)
+            lines.append(f"{_elapsed(new)}  {job}  {text}" + (f"  ({reason})" if reason else ""))
     return lines
 
 
 def status_line(table: JobTable) -> str:
-    """Where the run stands, in one line."""
+    """The state of the run in one line."""
     nodes = ", ".join(f"{printable(node.name)} {used}/{node.slots}" for node, used in _slots_in_use(table))
     return f"{_elapsed(table)}  {summary_line(table)}; slots in use: {nodes or 'no nodes'}"
 
@@ -108,7 +109,7 @@ def summary_line(table: JobTable) -> str:
     return f"{printable(table.policy)}, round {table.rounds}: {_states(table.jobs)}{older}"
 
 
-def _by_interest(jobs: tuple[JobRow, ...]) -> list[JobRow]:
+def _active_first(jobs: tuple[JobRow, ...]) -> list[JobRow]:
     active = [row for row in jobs if not row.state.terminal]
     ended = [row for row in jobs if row.state.terminal]
     return active + sorted(ended, key=lambda row: row.ended_s or 0.0, reverse=True)
@@ -123,7 +124,7 @@ def _slots_in_use(table: JobTable) -> list[tuple[Node, int]]:
 
 
 def _node_lines(table: JobTable, room: int) -> list[str]:
-    """Each node's slots as a bar; what has no room is summed up in the last line."""
+    """The slots of each node as a bar. Nodes that do not fit are summed up in the last line."""
     nodes = _slots_in_use(table)
     shown = nodes if len(nodes) <= room else nodes[: room - 1]
     lines = [
@@ -169,7 +170,7 @@ def _texts(row: JobRow) -> tuple[str, str, str, str, str, str, str, str]:
 
 
 def _spent(row: JobRow) -> float:
-    """Fraction of the job's budget that its progress has used."""
+    """Fraction of the budget that the job's progress has used, 0 to 1."""
     spent = row.progress / row.max_progress if row.max_progress > 0 else 0.0
     return min(max(spent, 0.0), 1.0) if math.isfinite(spent) else 0.0
 
@@ -179,11 +180,11 @@ def _states(jobs: tuple[JobRow, ...] | list[JobRow]) -> str:
     return ", ".join(f"{count[state]} {state}" for state in JobState if count[state]) or "no jobs"
 
 
-def _essence(row: JobRow) -> tuple[object, ...]:
+def _key_facts(row: JobRow) -> tuple[object, ...]:
     return row.state, row.allocation, row.config
 
 
 def _elapsed(table: JobTable) -> str:
-    """Seconds since the first submission that the table knows of."""
+    """Seconds since the first submission in the table."""
     start_s = min((row.submitted_s for row in table.jobs), default=table.now_s)
     return f"{table.now_s - start_s:6.1f}s"

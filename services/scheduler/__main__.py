@@ -1,11 +1,11 @@
-"""`python -m services.scheduler`"""
+"""`python -m services.scheduler`: the scheduler's process."""
 
 import sys
 
 from common.config import Config
 from common.lifecycle import StopFlag, UserError, service_main
 from common.messaging.reactor import Reactor
-from services.scheduler.policies import UnknownPolicy, make_live_policy
+from services.scheduler.policies.registry import UnknownPolicy, make_live_policy
 from services.scheduler.service import SchedulerService, make_core
 
 

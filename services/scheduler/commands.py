@@ -1,4 +1,4 @@
-"""What the core asks its surroundings to do. The service does it for real, the simulator in virtual time."""
+"""What the core asks for. The service carries it out in real time, the simulator in virtual time."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from common.protocol import Event, Reply
 
 @dataclass(frozen=True)
 class Answer:
-    """Reply to the request that was the input."""
+    """Send this reply to the request that was the input."""
 
     reply: Reply
 
@@ -21,12 +21,12 @@ class Emit:
 
 @dataclass(frozen=True)
 class SendOrders:
-    """The orders have changed: publish them."""
+    """Publish the orders, which have changed."""
 
 
 @dataclass(frozen=True)
 class WantRound:
-    """Something happened that should not wait for the next interval."""
+    """Start a round now: something happened that should not wait for the next interval."""
 
     trigger: str
 

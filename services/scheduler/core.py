@@ -1,8 +1,8 @@
 """The scheduler as a pure state machine: `step(state, input, now) -> (state, commands)`.
 
-No clock, no socket, no global random state: the service around it, and the simulator, give the time and
-carry out the commands. Every input is journaled by the service before it comes here, so that a journal
-gives the same decisions again, byte for byte.
+It uses no clock, socket or global random state. The service and the simulator pass in the time and carry out
+the commands. The service writes every input to the journal first, so replaying a journal gives the same
+decisions byte for byte.
 """
 
 from collections.abc import Mapping
@@ -56,17 +56,14 @@ from common.types import (
     replicas_of,
 )
 from services.scheduler.commands import Answer, Command, Emit, SendOrders, WantRound
-from services.scheduler.decisions import NoDecision, decided, no_decision
+from services.scheduler.decisions import InvalidDecision, unchanged_because, validated_decision
 from services.scheduler.policies.interface import ClusterView, Decision, Oracle, Policy
 from services.scheduler.state import AgentRecord, JobRecord, State, cluster_view, free_nodes, orders_of
 from workloads.files.workload_file import check_spec
 
-KEPT = "kept as it was: "
-"""How all reasons of a round begin in which there was `no_decision`, which follows."""
-
 
 @dataclass(frozen=True)
-class Settings:
+class CoreSettings:
     """Settings that affect the core's decisions."""
 
     seed: int
@@ -79,48 +76,50 @@ class Settings:
 
 
 class SchedulerCore:
-    """The transition function, with everything that is the same for the whole run."""
+    """The transition function, and what stays the same during a run: policy, applications, settings."""
 
     def __init__(
         self,
         policy: Policy,
         applications: Mapping[str, ApplicationSpec],
-        settings: Settings,
+        settings: CoreSettings,
         oracle: Oracle | None = None,
     ) -> None:
-        """`oracle` is a simulator's."""
+        """Only a simulator has an `oracle`."""
         self.policy = policy
         self.applications = applications
         self.settings = settings
         self.oracle = oracle
 
     def step(self, state: State, given: CoreInput, now_s: float) -> tuple[State, tuple[Command, ...]]:
-        """Act on one input. Neither `state` nor anything in it is changed."""
-        work = InputHandler(self, state, now_s)
+        """The state after one input, and the commands it causes. `state` itself does not change."""
+        handler = InputHandler(self, state, now_s)
         match given:
             case SubmitJob():
-                work.submit(given)
+                handler.submit(given)
             case CancelJob():
-                work.cancel(given.job_id)
+                handler.cancel(given.job_id)
             case RegisterAgent():
-                work.register(given)
+                handler.register(given)
             case LeaveAgent():
-                work.leave(given.node, given.incarnation, "it stopped", planned=True)
+                handler.remove_agent(given.node, given.incarnation, "it stopped", planned=True)
+                handler.answer(Done())
             case AgentSilent():
-                work.leave(given.node, given.incarnation, "it fell silent")
+                handler.remove_agent(given.node, given.incarnation, "no heartbeat for too long")
             case Report():
-                work.report(given)
+                handler.report(given)
             case Profiles():
-                # Jobs may have ended since the collector was asked.
-                work.profiles |= {p.job_id: p for p in given.profiles if p.job_id in work.jobs}
+                handler.take_profiles(given)
             case RoundDue():
-                work.decide(given.trigger)
-        return work.result()
+                handler.decide(given.trigger)
+        return handler.result()
 
 
 class InputHandler:
-    """One step: working copies of the state's tables, what each input does to them, and the commands so far.
-    The state that came in is never changed."""
+    """Handles one input: changes copies of the tables in the state, and collects commands.
+
+    In order: results; inputs of clients; inputs of agents; the facts that agents report; rounds; and at the
+    end the changes to a job and the commands that all of them share."""
 
     def __init__(self, core: SchedulerCore, state: State, now_s: float) -> None:
         self.core = core
@@ -130,17 +129,15 @@ class InputHandler:
         self.ended = state.ended
         self.agents = dict(state.agents)
         self.profiles = dict(state.profiles)
-        self.memory = state.memory
-        self.rounds = state.rounds
-        self.most_slots = state.most_slots
         self.orders_changed = False
         self.commands: list[Command] = []
 
     def result(self) -> tuple[State, tuple[Command, ...]]:
-        state = self.present()
+        state = self.current_state()
         if self.orders_changed:
             state = msgspec.structs.replace(state, orders_version=state.orders_version + 1)
             self.commands.append(SendOrders())
+        # The reply to a registration carries the orders, which are complete only now.
         commands = tuple(
             Answer(Registered(run=command.reply.run, orders=orders_of(state)))
             if isinstance(command, Answer) and isinstance(command.reply, Registered)
@@ -149,16 +146,9 @@ class InputHandler:
         )
         return state, commands
 
-    def present(self) -> State:
+    def current_state(self) -> State:
         return msgspec.structs.replace(
-            self.state,
-            jobs=self.jobs,
-            ended=self.ended,
-            agents=self.agents,
-            profiles=self.profiles,
-            memory=self.memory,
-            rounds=self.rounds,
-            most_slots=self.most_slots,
+            self.state, jobs=self.jobs, ended=self.ended, agents=self.agents, profiles=self.profiles
         )
 
     # ------------------------------------------------------------------ clients
@@ -169,16 +159,16 @@ class InputHandler:
         if known and known.spec == spec:
             self.answer(JobAccepted(job_id=spec.id, duplicate=True))
             return
-        problems = check_spec(spec, self.core.applications, self.most_slots or None)
+        problems = check_spec(spec, self.core.applications, self.state.most_slots or None)
         if known:
-            problems = [f"id: {spec.id!r} is taken by a job with another specification"]
+            problems = [f"id: {spec.id!r} belongs to a job with another specification; choose another id"]
         if problems:
             reason = "; ".join(problems)
             self.emit(JobRefused(job_id=spec.id[:300], reason=reason))
             self.answer(Refused(reason=reason))
             return
         self.jobs[spec.id] = JobRecord(
-            spec=spec, submitted_s=self.now_s, accounted_s=self.now_s, reason="waits for a round"
+            spec=spec, submitted_s=self.now_s, accounted_s=self.now_s, reason="waits for the next round"
         )
         self.emit(JobSubmitted(spec=spec, accumulates_alone=self.core.settings.accumulates_alone))
         self.answer(JobAccepted(job_id=spec.id))
@@ -190,7 +180,7 @@ class InputHandler:
         elif job_id not in self.jobs:
             self.answer(Refused(reason=f"no job {job_id!r}; `coadapt jobs` lists them"))
         else:
-            self.end(job_id, Trigger.CANCELLED, "cancelled by its user")
+            self.end(job_id, Trigger.CANCELLED, "cancelled on request")
             self.emit(JobCancelled(job_id=job_id))
             self.answer(Done())
 
@@ -198,25 +188,26 @@ class InputHandler:
 
     def register(self, request: RegisterAgent) -> None:
         name = request.node.name
-        former = self.agents.get(name)
-        if former and former.incarnation != request.incarnation:
-            self.leave(name, former.incarnation, "it was started anew", answer=False)
-        if not former or former.incarnation != request.incarnation:
+        known = self.agents.get(name)
+        if known and known.incarnation != request.incarnation:
+            self.remove_agent(name, known.incarnation, "it restarted")
+        if not known or known.incarnation != request.incarnation:
             self.agents[name] = AgentRecord(node=request.node, incarnation=request.incarnation)
-            self.most_slots = max(self.most_slots, sum(a.node.slots for a in self.agents.values()))
+            slots = sum(agent.node.slots for agent in self.agents.values())
+            self._set(most_slots=max(self.state.most_slots, slots))
             self.emit(AgentJoined(node=request.node, incarnation=request.incarnation))
             for job in list(self.jobs.values()):
                 if job.state is JobState.VERIFYING and not job.allocation:
-                    self.change(job.spec.id, Trigger.LOST, "verified anew", allocation=self._one_slot())
+                    self.change(
+                        job.spec.id, Trigger.LOST, "its verification restarts", allocation=self._one_slot()
+                    )
             self.orders_changed = True
             self.want_round("nodes")
         run = RunInfo(run_id=self.state.run_id, policy=self.core.policy.name, seed=self.core.settings.seed)
         self.answer(Registered(run=run, orders=orders_of(self.state)))
 
-    def leave(
-        self, name: str, incarnation: str, why: str, *, planned: bool = False, answer: bool = True
-    ) -> None:
-        """A planned end of an agent is nobody's failure."""
+    def remove_agent(self, name: str, incarnation: str, why: str, *, planned: bool = False) -> None:
+        """If the agent leaves as `planned`, that does not count as a failure of its jobs."""
         agent = self.agents.get(name)
         if agent and agent.incarnation == incarnation:
             del self.agents[name]
@@ -225,8 +216,6 @@ class InputHandler:
                 if any(p.node == name for p in (*job.allocation, *job.leaving)):
                     self._node_lost(job, name, why, planned)
             self.want_round("nodes")
-        if answer:
-            self.answer(Done())
 
     def _node_lost(self, job: JobRecord, name: str, why: str, planned: bool) -> None:
         reason = f"node {name} left: {why}"
@@ -238,17 +227,7 @@ class InputHandler:
             rest = tuple(p for p in job.allocation if p.node != name)
             self._regroup(job, reason, rest, failures=job.failures + (0 if planned else 1))
 
-    def _saver_lost(self, job: JobRecord, node: str, reason: str) -> None:
-        """Rank 0 saves for all, so only the node that it was on can strand a job that has to leave."""
-        if job.leaving and job.leaving[0].node == node:
-            self.change(job.spec.id, Trigger.STRANDED, reason, leaving=())
-            self.want_round("failure")
-
-    def _one_slot(self) -> Allocation:
-        """Where a verifier fits: a node with a free slot, else the first one, where it waits for a slot."""
-        nodes = free_nodes(self.present(), taken_by=HOLDS_SLOTS)
-        roomy = [node for node in nodes if node.slots > 0] or list(nodes)
-        return (Placement(node=roomy[0].name, replicas=1),) if roomy else ()
+    # ------------------------------------------------------------------ facts
 
     def report(self, report: Report) -> None:
         agent = self.agents.get(report.node)
@@ -259,11 +238,11 @@ class InputHandler:
             self.agents[report.node] = msgspec.structs.replace(agent, reports=report.number)
             for fact in report.facts:
                 if fact.job_id in self.jobs:
-                    self.fact(self.jobs[fact.job_id], fact, report.node)
+                    self.apply_fact(self.jobs[fact.job_id], fact, report.node)
         self.answer(Done())
 
-    def fact(self, job: JobRecord, fact: Fact, node: str) -> None:
-        """A fact of a former generation is old news, unless it ends the job."""
+    def apply_fact(self, job: JobRecord, fact: Fact, node: str) -> None:
+        """Facts about an earlier generation change nothing, unless they end the job."""
         match fact:
             case GenerationRunning():
                 if fact.generation == job.generation and allowed(job.state, Trigger.STEPPED):
@@ -279,7 +258,7 @@ class InputHandler:
                     self.change(
                         job.spec.id,
                         Trigger.SAVED,
-                        "saved, waits for slots",
+                        "saved; waits for slots",
                         checkpoint=fact.checkpoint,
                         progress=fact.progress,
                         leaving=(),
@@ -287,23 +266,29 @@ class InputHandler:
                     self.want_round("finish")
             case TargetReached():
                 if allowed(job.state, Trigger.REACHED):
-                    self._claimed(job, fact)
+                    self._start_verification(job, fact)
             case JobRaised():
                 if allowed(job.state, Trigger.FAULTED) and job.state is not JobState.VERIFYING:
                     self.fail(job.spec.id, fact.reason, fact.output_tail)
             case VerificationDone():
                 if job.state is JobState.VERIFYING:
-                    self._verdict(job, fact)
+                    self._end_verification(job, fact)
             case VerifierLost():
                 if job.state is JobState.VERIFYING and node in [p.node for p in job.allocation]:
-                    self._verify_anew(job, fact.reason)
+                    self._restart_verification(job, fact.reason)
 
-    def _claimed(self, job: JobRecord, fact: TargetReached) -> None:
-        """One of the job's slots becomes the verifier's; where it has none any more, another one does."""
+    def _saver_lost(self, job: JobRecord, node: str, reason: str) -> None:
+        """Rank 0 saves for all replicas, so only the loss of its node can strand a job that is saving."""
+        if job.leaving and job.leaving[0].node == node:
+            self.change(job.spec.id, Trigger.STRANDED, reason, leaving=())
+            self.want_round("failure")
+
+    def _start_verification(self, job: JobRecord, fact: TargetReached) -> None:
+        """The verifier gets one of the job's slots, or any other slot if the job has none left."""
         self.change(
             job.spec.id,
             Trigger.REACHED,
-            "its claim is verified",
+            "reached its target, is being verified",
             allocation=tuple(Placement(node=p.node, replicas=1) for p in job.allocation[:1])
             or self._one_slot(),
             leaving=(),
@@ -313,17 +298,31 @@ class InputHandler:
         )
         self.want_round("finish")
 
-    def _verify_anew(self, job: JobRecord, reason: str) -> None:
+    def _restart_verification(self, job: JobRecord, reason: str) -> None:
         failures = job.failures + 1
         if failures > self.core.settings.max_failures:
-            self.fail(job.spec.id, f"could not be verified, last: {reason}", "")
+            self.fail(job.spec.id, f"could not be verified in {failures} attempts; last: {reason}", "")
         else:
             self.change(job.spec.id, Trigger.LOST, reason, allocation=self._one_slot(), failures=failures)
 
+    def _end_verification(self, job: JobRecord, fact: VerificationDone) -> None:
+        if fact.findings:
+            self.fail(job.spec.id, "verification: " + "; ".join(fact.findings), "")
+            return
+        self.end(job.spec.id, Trigger.CONFIRMED, "verified")
+        self.emit(JobCompleted(job_id=job.spec.id, verified=True, metric=fact.metric, progress=job.progress))
+
+    def _one_slot(self) -> Allocation:
+        """A slot for a verifier: on a node with a free slot, else on the first node, where the verifier waits
+        until a slot is free; () if there is no node."""
+        nodes = free_nodes(self.current_state(), taken_by=HOLDS_SLOTS)
+        candidates = [node for node in nodes if node.slots > 0] or list(nodes)
+        return (Placement(node=candidates[0].name, replicas=1),) if candidates else ()
+
     def _regroup(self, job: JobRecord, reason: str, rest: Allocation, failures: int) -> None:
-        """A new group on the slots that are left; FAILED when the job has died too often."""
+        """Form a new group on the slots that are left; the job fails if it lost replicas too often."""
         if failures > self.core.settings.max_failures:
-            self.fail(job.spec.id, f"lost its replicas {failures} times, last: {reason}", "")
+            self.fail(job.spec.id, f"lost its replicas {failures} times; last: {reason}", "")
             return
         if rest and not can_share(replicas_of(rest), job.spec):
             rest = ()
@@ -344,20 +343,17 @@ class InputHandler:
         )
         self.want_round("failure")
 
-    def _verdict(self, job: JobRecord, fact: VerificationDone) -> None:
-        if fact.findings:
-            self.fail(job.spec.id, "verification: " + "; ".join(fact.findings), "")
-            return
-        self.end(job.spec.id, Trigger.CONFIRMED, "verified")
-        self.emit(JobCompleted(job_id=job.spec.id, verified=True, metric=fact.metric, progress=job.progress))
-
     # ------------------------------------------------------------------ rounds
+
+    def take_profiles(self, given: Profiles) -> None:
+        # Jobs may have ended since the request to the collector.
+        self.profiles |= {p.job_id: p for p in given.profiles if p.job_id in self.jobs}
 
     def decide(self, trigger: str) -> None:
         settings = self.core.settings
-        self._strand_the_overdue()
+        self._strand_overdue_jobs()
         view = cluster_view(
-            self.present(),
+            self.current_state(),
             self.now_s,
             settings.restart_penalty_s,
             self.core.oracle,
@@ -365,13 +361,13 @@ class InputHandler:
         )
         if not view.jobs:
             return
-        self.rounds += 1
-        seed = settings.seed * 1_000_003 + self.rounds
+        self._set(rounds=self.state.rounds + 1)
+        seed = settings.seed * 1_000_003 + self.state.rounds
         decision = self._checked_decision(view, seed)
-        self.memory = decision.memory
+        self._set(memory=decision.memory)
         self.emit(
             RoundDecided(
-                round=self.rounds,
+                round=self.state.rounds,
                 trigger=trigger,
                 allocations=decision.allocations,
                 configs=decision.configs,
@@ -383,25 +379,26 @@ class InputHandler:
         for job in view.jobs:
             self._apply(self.jobs[job.spec.id], decision)
 
-    def _strand_the_overdue(self) -> None:
+    def _strand_overdue_jobs(self) -> None:
         timeout_s = self.core.settings.leave_timeout_s
         for job in list(self.jobs.values()):
             if job.state is JobState.PREEMPTING and self.now_s - job.changed_s > timeout_s:
-                reason = f"nobody has told in {timeout_s:g} s whether it has saved"
+                reason = f"no agent confirmed within {timeout_s:g} s that it saved; waits for slots"
                 self.change(job.spec.id, Trigger.STRANDED, reason, leaving=())
 
     def _checked_decision(self, view: ClusterView, seed: int) -> Decision:
-        """The policy's decision; all as it was where the policy fails, since it may be a user's own."""
+        """The policy's decision. If the policy fails, which a user's own may do, everything stays as it
+        is."""
         policy = self.core.policy
         try:
-            return decided(policy.decide, view, self.memory, seed)
-        except NoDecision as error:
-            reason = f"{KEPT}{no_decision(policy.name)}{error}"
+            return validated_decision(policy.decide, view, self.state.memory, seed)
+        except InvalidDecision as error:
+            reason = f"{unchanged_because(policy.name)}{error}"
         return Decision(
             allocations={job.spec.id: job.allocation for job in view.jobs},
             configs={job.spec.id: job.config for job in view.jobs if job.config and job.allocation},
             reasons={job.spec.id: reason for job in view.jobs},
-            memory=self.memory,
+            memory=self.state.memory,
         )
 
     def _apply(self, job: JobRecord, decision: Decision) -> None:
@@ -437,19 +434,14 @@ class InputHandler:
                 restarts=job.restarts + (1 if job.allocation else 0),
             )
 
-    # ------------------------------------------------------------------ commands and moves
+    # ------------------------------------------------------------------ changes
 
-    def emit(self, event: Event) -> None:
-        self.commands.append(Emit(event))
-
-    def answer(self, reply: Reply) -> None:
-        self.commands.append(Answer(reply))
-
-    def want_round(self, trigger: str) -> None:
-        self.commands.append(WantRound(trigger))
+    def _set(self, **fields: object) -> None:
+        """Set fields of the state that are not tables."""
+        self.state = msgspec.structs.replace(self.state, **fields)
 
     def change(self, job_id: str, trigger: Trigger, reason: str, **fields: object) -> JobRecord:
-        """Move a job along the table; other fields change with it."""
+        """Move a job to its next state, and set other fields of its record."""
         job = self.jobs[job_id].accounted(self.now_s)
         new_state = after(job.state, trigger)
         self.jobs[job_id] = msgspec.structs.replace(
@@ -470,3 +462,14 @@ class InputHandler:
     def fail(self, job_id: str, reason: str, output_tail: str) -> None:
         self.end(job_id, Trigger.FAULTED, reason)
         self.emit(JobFailed(job_id=job_id, reason=reason, output_tail=output_tail))
+
+    # ------------------------------------------------------------------ commands
+
+    def emit(self, event: Event) -> None:
+        self.commands.append(Emit(event))
+
+    def answer(self, reply: Reply) -> None:
+        self.commands.append(Answer(reply))
+
+    def want_round(self, trigger: str) -> None:
+        self.commands.append(WantRound(trigger))

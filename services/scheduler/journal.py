@@ -1,7 +1,7 @@
-"""The scheduler's journal: every input of its core, on disk before it is acted on.
+"""The scheduler's journal: every input of its core, written before the core handles it.
 
-A restarted scheduler replays it, a test gets a live run's decisions again from it, and a user can ask what
-another policy would have decided. The file is a sequence of msgpack objects, one `JournalEntry` each.
+A restarted scheduler replays it. Tests replay it to reproduce the decisions of a live run, and users to see
+what another policy would have decided. The file is a sequence of msgpack objects, one `JournalEntry` each.
 """
 
 import fcntl
@@ -18,15 +18,15 @@ JOURNAL_FILE = "journal.msgpack"
 
 
 class JournalError(UserError):
-    """The journal cannot be written or replayed; the text says where and why."""
+    """The journal cannot be written or replayed; the text names the file and the problem."""
 
 
 class JournalWriter:
-    """Appends entries; each is given to the operating system before `append` returns, so that it survives
-    the process. It is not forced to the disk: surviving the machine is not promised.
+    """Appends entries. Each one is handed to the operating system before `append` returns, so it survives the
+    end of the process. It is not forced to the disk, so it may not survive a crash of the machine.
 
-    A half-written last entry, left by a full disk or a power cut, is cut off first. Raises JournalError where
-    another scheduler writes the file, where it is damaged, and where it cannot be written.
+    First cuts off a half-written last entry, as a full disk or a power cut leaves it. Raises JournalError if
+    another scheduler writes the file, if it is damaged, and if it cannot be written.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -38,13 +38,15 @@ class JournalWriter:
             self._file.truncate(self._end)
         except BlockingIOError as error:
             self._file.close()
-            raise JournalError(f"{self.path}: another scheduler goes on with this run") from error
+            raise JournalError(
+                f"{self.path}: another scheduler is running this run; stop it, or choose another run.run_id"
+            ) from error
         except OSError as error:
             raise JournalError(f"{self.path}: cannot be written: {error.strerror}") from error
 
     def append(self, now_s: float, given: CoreInput, events: int) -> None:
-        """`events`: how many the scheduler has published in this run so far. The file is as it was where
-        this raises."""
+        """`events`: the number of events published in this run so far. If this raises, the file is
+        unchanged."""
         data = msgspec.msgpack.encode(JournalEntry(now_s=now_s, input=given, events=events))
         try:
             problem = "" if self._file.write(data) == len(data) else "no space left"
@@ -60,9 +62,9 @@ class JournalWriter:
 
 
 def read_journal(run_dir: Path) -> Iterator[JournalEntry]:
-    """The entries in order. A half-written last one was never acted on and is left out.
+    """The entries in order. A half-written last one was never handled and is left out.
 
-    Raises JournalError where an entry is not one of ours."""
+    Raises JournalError if an entry is damaged."""
     path = run_dir / JOURNAL_FILE
     entries = 0
     with path.open("rb") as file:
@@ -75,7 +77,7 @@ def read_journal(run_dir: Path) -> Iterator[JournalEntry]:
 
 
 def _whole_bytes(path: Path) -> int:
-    """Where the last whole entry ends."""
+    """Number of bytes up to the end of the last complete entry."""
     entries = end = 0
     with path.open("rb") as file:
         unpacker = msgpack.Unpacker(file)

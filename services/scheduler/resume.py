@@ -1,10 +1,10 @@
-"""What a scheduler that resumes a run has to know beside its journal: that the run is still the same, and
-which of its events have left it.
+"""What a scheduler needs besides the journal to resume a run: whether the configuration is the same, and how
+many events were published.
 
-Events are published in order, each on disk (outbox) before it is sent, and each input is journaled together
-with the number of events published before it. So the events of the last input that are missing are those
-beyond the difference of that number and the one found here. Exact as long as outbox and log are on this
-machine and whole; otherwise events are rather published twice than not at all.
+Events are published in order, and each is on disk (outbox) before it is sent. The journal stores with each
+input how many events were published before it. If fewer events were published after that than the last input
+causes, the rest is missing and is published now. This is exact as long as outbox and log are complete and on
+this machine. If they are not, events may be published twice, but none is lost.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from common.protocol import EventRecord
 
 SOURCE = "scheduler"
 CONFIG_COPY = "config.json"
-DECIDES = (
+SETTINGS_OF_THE_CORE = (
     ("scheduler", "policy"),
     ("scheduler", "restart_penalty_s"),
     ("scheduler", "max_failures"),
@@ -32,18 +32,20 @@ DECIDES = (
     ("run", "seed"),
     ("applications", "modules"),
 )
-"""What the core goes by: under another value, a journal leads to a state that the run never had."""
+"""The settings that affect the core. With another value, replaying the journal would lead to a state that the
+run never had."""
 
 log = get_logger()
 
 
-def keep_config(run_dir: Path, config: Config) -> None:
-    """Write the run's configuration where `check_config` and people find it."""
+def write_config_copy(run_dir: Path, config: Config) -> None:
+    """Write the configuration to the run's folder, for `check_config` and for people."""
     (run_dir / CONFIG_COPY).write_bytes(msgspec.json.format(msgspec.json.encode(config)))
 
 
 def check_config(run_dir: Path, config: Config) -> None:
-    """Raises UserError where the run was begun with something else of what its core goes by."""
+    """Raises UserError if a setting of SETTINGS_OF_THE_CORE differs from that with which the run was
+    started."""
     path = run_dir / CONFIG_COPY
     try:
         former = msgspec.json.decode(path.read_bytes(), type=Config)
@@ -51,28 +53,29 @@ def check_config(run_dir: Path, config: Config) -> None:
         raise UserError(f"{path}: cannot be read: {error.strerror}; the run cannot be resumed") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: {error}; the run cannot be resumed") from error
-    for section, key in DECIDES:
+    for section, key in SETTINGS_OF_THE_CORE:
         was, now = (getattr(getattr(c, section), key) for c in (former, config))
         if was != now:
             raise UserError(
-                f"run {run_dir.name!r} was begun with {section}.{key} = {_text(was)} and cannot be resumed "
+                f"run {run_dir.name!r} was started with {section}.{key} = {_text(was)} and cannot be resumed "
                 f"with {_text(now)}: set it back, or choose another run.run_id"
             )
 
 
 def published_events(run_dir: Path) -> int:
-    """How many events the run's schedulers have published, by the outboxes that they left and the log.
+    """How many events the schedulers of this run have published, according to their outboxes and the event
+    log.
 
-    Outboxes come first: a logger empties them after it has written what they hold."""
+    Reads the outboxes first: a logger empties them only after it has written their events to the log."""
     last_seq: dict[str, int] = {}
-    for record in itertools.chain(_kept(run_dir / "outbox"), _logged(run_dir / EVENTS_FILE)):
+    for record in itertools.chain(_outbox_records(run_dir / "outbox"), _log_records(run_dir / EVENTS_FILE)):
         if record.source == SOURCE:
             last_seq[record.incarnation] = max(record.seq, last_seq.get(record.incarnation, 0))
     return sum(last_seq.values())
 
 
-def _kept(folder: Path) -> Iterator[EventRecord]:
-    """The records of all outboxes as they are, whoever owns them; a half-written one ends its file."""
+def _outbox_records(folder: Path) -> Iterator[EventRecord]:
+    """The records in all outboxes of schedulers; a half-written record ends its file."""
     for path in sorted(folder.glob(f"{SOURCE}-*{SUFFIX}")):
         with (
             contextlib.suppress(FileNotFoundError, ValueError, msgpack.UnpackException),
@@ -82,8 +85,8 @@ def _kept(folder: Path) -> Iterator[EventRecord]:
                 yield convert(tree, EventRecord)
 
 
-def _logged(path: Path) -> Iterator[EventRecord]:
-    """The records up to where the log is broken or, when a logger died, cut short."""
+def _log_records(path: Path) -> Iterator[EventRecord]:
+    """The records of the log up to its end, or up to where a logger that died left it damaged."""
     if path.exists():
         try:
             yield from read_events(path)

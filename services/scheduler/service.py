@@ -1,7 +1,8 @@
 """The scheduler's process: sockets and timers around the pure core.
 
-It stamps every input with its monotonic clock, journals it, hands it to the core and carries out the
-commands. Liveness of agents and the timing of rounds are its own; everything that is decided is the core's.
+It stamps every input with the monotonic clock, writes it to the journal, passes it to the core and carries
+out the commands. The service itself watches whether agents are alive and times the rounds; the core decides
+everything else.
 """
 
 import time
@@ -44,18 +45,19 @@ from common.protocol import (
     SubmitJob,
 )
 from services.scheduler.commands import Answer, Command, Emit, SendOrders, WantRound
-from services.scheduler.core import SchedulerCore, Settings
+from services.scheduler.core import CoreSettings, SchedulerCore
 from services.scheduler.journal import JOURNAL_FILE, JournalWriter, read_journal
 from services.scheduler.policies.interface import Policy
-from services.scheduler.resume import SOURCE, check_config, keep_config, published_events
+from services.scheduler.resume import SOURCE, check_config, published_events, write_config_copy
 from services.scheduler.state import State, job_table, orders_of
 from workloads.applications import applications
 
 PROFILES_TIMEOUT_S = 0.3
-"""A round is not held up longer by a silent collector; it goes by the profiles of the round before."""
+"""A round waits this long for the collector, then uses the profiles of the round before."""
 AGENTS_LEAVE_S = 1.5
+"""How long a stopping scheduler waits for the agents to leave."""
 FLUSH_S = 2.0
-"""When all is stopped at once, agents get so long to leave, and the logger to take the last events."""
+"""How long a stopping scheduler waits for the logger to take its last events."""
 
 log = get_logger()
 
@@ -98,7 +100,7 @@ class SchedulerService:
         resumed = self._open_run()
         self.journal = JournalWriter(self.run_dir)
         self.published = published_events(self.run_dir)
-        """Events in this run so far, those of former incarnations included."""
+        """Events published in this run so far, also by earlier schedulers."""
         missing = self._replay() if resumed else []
         self.publisher = EventPublisher(
             reactor,
@@ -109,7 +111,7 @@ class SchedulerService:
             outbox_dir=self.run_dir / "outbox",
             limits=config.limits,
         )
-        for event in missing:  # before anything else, so that a scheduler killed here is counted right too
+        for event in missing:  # before any other event, so that the count is right even if killed here
             self.publish(event)
         self.publish(
             RunStarted(
@@ -133,20 +135,21 @@ class SchedulerService:
             raise UserError(f"run.logs_dir {self.config.run.logs_dir}: {error.strerror}") from error
 
     def _open_run(self) -> bool:
-        """Whether the run is there already, begun under the same configuration; else its folder is made."""
+        """Whether the run exists and is resumed. If it does not exist, creates its folder. Raises
+        UserError."""
         if (self.run_dir / JOURNAL_FILE).exists():
             check_config(self.run_dir, self.config)
             return True
         try:
             self.run_dir.mkdir(parents=True, exist_ok=True)
-            keep_config(self.run_dir, self.config)
+            write_config_copy(self.run_dir, self.config)
         except OSError as error:
             raise UserError(f"{self.run_dir}: cannot be written: {error.strerror}") from error
         return False
 
     def _replay(self) -> list[Event]:
-        """Know again what the journal knows. Returns the events of the last input that were not published:
-        a scheduler may be killed between the journal and its events."""
+        """Rebuild the state from the journal. Returns the events of the last input that were not published:
+        the previous scheduler may have been killed between writing the journal and publishing."""
         entries = before = 0
         commands: tuple[Command, ...] = ()
         for entry in read_journal(self.run_dir):
@@ -155,9 +158,7 @@ class SchedulerService:
         self.heard_s = dict.fromkeys(self.state.agents, self.clock())
         events = [command.event for command in commands if isinstance(command, Emit)]
         missing = events[max(self.published - before, 0) :]
-        log.info(
-            "journal replayed", entries=entries, jobs=len(self.state.jobs), events_made_up_for=len(missing)
-        )
+        log.info("journal replayed", entries=entries, jobs=len(self.state.jobs), missing_events=len(missing))
         return missing
 
     # ------------------------------------------------------------------ requests
@@ -177,19 +178,19 @@ class SchedulerService:
                     run_id=self.state.run_id, policy=self.core.policy.name, seed=self.core.settings.seed
                 )
             case _:
-                return Refused(reason=f"{type(request).__name__} is not for the scheduler")
+                return Refused(reason=f"{type(request).__name__} is not a request for the scheduler")
 
     def register(self, request: RegisterAgent) -> Reply:
-        """Two agents of one name would throw each other out for ever: the second one has to wait until the
-        first is silent."""
+        """A second agent with the same name has to wait until the first one is silent. Otherwise the two
+        would replace each other forever."""
         name, now_s = request.node.name, self.clock()
         known = self.state.agents.get(name)
         silent_s = now_s - self.heard_s.get(name, now_s)
         timeout_s = self.config.scheduler.agent_timeout_s
         if known and known.incarnation != request.incarnation and silent_s < timeout_s:
             return Refused(
-                reason=f"node {name!r} has an agent that was heard {silent_s:.1f} s ago; give each agent a "
-                f"--node of its own, or wait until the former one has been silent for {timeout_s:g} s"
+                reason=f"node {name!r} already has an agent, last heard {silent_s:.1f} s ago; give "
+                f"each agent its own --node, or wait until the other one has been silent for {timeout_s:g} s"
             )
         self.heard_s[name] = now_s
         return self.feed(request) or Done()
@@ -208,7 +209,8 @@ class SchedulerService:
     # ------------------------------------------------------------------ the core
 
     def feed(self, given: CoreInput) -> Reply | None:
-        """Journal an input, let the core act on it, carry out its commands; its answer, if it has one."""
+        """Journal an input, pass it to the core and carry out the commands. Returns the reply, if there is
+        one."""
         now_s = self.clock()
         self.journal.append(now_s, given, self.published)
         start_s = time.perf_counter()
@@ -245,15 +247,15 @@ class SchedulerService:
         late_s = now_s - self.last_beat_s - self.config.scheduler.heartbeat_s
         self.last_beat_s = now_s
         if late_s > 0.5 * self.config.scheduler.agent_timeout_s:
-            # It was us who stood still: what the agents said meanwhile may not have been read yet.
+            # This process itself stood still: messages of the agents may be waiting to be read.
             self.heard_s = dict.fromkeys(self.state.agents, now_s)
         for name, agent in list(self.state.agents.items()):
             if now_s - self.heard_s.get(name, now_s) > self.config.scheduler.agent_timeout_s:
-                log.warning("agent fell silent", node=name)
+                log.warning("agent is silent", node=name)
                 self.feed(AgentSilent(node=name, incarnation=agent.incarnation))
 
     def want_round(self, trigger: str) -> None:
-        """Ask the collector for profiles, then decide. What comes meanwhile waits for one more round."""
+        """Ask the collector for profiles, then decide. Triggers that come meanwhile cause one more round."""
         if self.round_under_way:
             self.round_wanted = trigger if trigger != "interval" else self.round_wanted
             return
@@ -278,7 +280,10 @@ class SchedulerService:
             self.feed(reply)
         if (reply is None) != self.collector_silent:
             self.collector_silent = reply is None
-            log.warning("collector", silent=self.collector_silent, profiles="those of the last round")
+            if self.collector_silent:
+                log.warning("the collector does not answer; using the profiles of the last round")
+            else:
+                log.info("the collector answers again")
         self.feed(RoundDue(trigger=trigger))
         self.round_under_way = False
         if self.round_wanted:
@@ -286,7 +291,8 @@ class SchedulerService:
             self.want_round(again)
 
     def close(self, reason: str) -> None:
-        """Let the agents leave, then end the run: nothing is heard or decided after its last event."""
+        """Wait for the agents to leave, then end the run. After its last event nothing is received or
+        decided."""
         self.closing = True
         self.reactor.run_until(lambda: not self.state.agents, AGENTS_LEAVE_S)
         for timer in self.timers:
@@ -303,7 +309,7 @@ def make_core(config: Config, policy: Policy) -> SchedulerCore:
     return SchedulerCore(
         policy,
         applications(config.applications.modules),
-        Settings(
+        CoreSettings(
             seed=config.run.seed,
             restart_penalty_s=config.scheduler.restart_penalty_s,
             max_failures=config.scheduler.max_failures,

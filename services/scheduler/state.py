@@ -1,4 +1,4 @@
-"""What the scheduler's core knows: immutable records, and the views that are made from them."""
+"""What the scheduler's core knows: immutable records, and the views made from them."""
 
 from itertools import islice
 
@@ -20,7 +20,8 @@ from services.scheduler.policies.interface import ClusterView, JobView, Oracle
 
 
 class JobRecord(Struct, frozen=True):
-    """A job. Generations count its orders; `group` is the one in which its processes have to meet anew."""
+    """A job. `generation` counts its orders; `group` is the generation of the newest order for which its
+    processes had to form a new group."""
 
     spec: JobSpec
     submitted_s: float
@@ -30,7 +31,7 @@ class JobRecord(Struct, frozen=True):
     generation: int = 0
     group: int = 0
     leaving: Allocation = ()
-    """Where a preempting job's replicas still are."""
+    """Where the replicas of a preempting job still run."""
     checkpoint: str = ""
     metric: float | None = None
     progress: float = 0.0
@@ -41,12 +42,12 @@ class JobRecord(Struct, frozen=True):
     run_s: float = 0.0
     attained_slot_s: float = 0.0
     accounted_s: float = 0.0
-    """Until when `run_s` and `attained_slot_s` are counted."""
+    """`run_s` and `attained_slot_s` are counted up to this time."""
     ended_s: float | None = None
     reason: str = ""
 
     def accounted(self, now_s: float) -> "JobRecord":
-        """With the time since the last account added at the present allocation."""
+        """The record with `run_s` and `attained_slot_s` counted up to now."""
         elapsed_s = now_s - self.accounted_s
         if self.state not in HOLDS_SLOTS or not self.allocation:
             return msgspec.structs.replace(self, accounted_s=now_s)
@@ -62,11 +63,12 @@ class AgentRecord(Struct, frozen=True):
     node: Node
     incarnation: str
     reports: int = 0
-    """Number of the last report that was acted on."""
+    """Number of the last report that was handled."""
 
 
 class State(Struct, frozen=True):
-    """`jobs` are the active ones in order of submission, `ended` the others."""
+    """`jobs` are the active jobs in order of submission, `ended` the others in the order in which they
+    ended."""
 
     run_id: str
     jobs: dict[str, JobRecord] = msgspec.field(default_factory=dict)
@@ -76,13 +78,13 @@ class State(Struct, frozen=True):
     orders_version: int = 0
     rounds: int = 0
     memory: object = None
-    """The policy's."""
+    """The memory of the policy."""
     most_slots: int = 0
-    """The largest cluster seen in this run; a job that needs more is refused."""
+    """Slots of the largest cluster seen in this run. A job that needs more is refused."""
 
 
 def orders_of(state: State) -> Orders:
-    """What every agent has to know: all jobs that hold slots, or have replicas that must save and leave."""
+    """The orders for all agents: every job that holds slots or has replicas that must save and leave."""
     jobs, verifications = [], []
     for job in state.jobs.values():
         if job.state is JobState.VERIFYING:
@@ -120,8 +122,8 @@ def orders_of(state: State) -> Orders:
 
 
 def free_nodes(state: State, *, taken_by: frozenset[JobState]) -> tuple[Node, ...]:
-    """The nodes, less the slots of jobs in the states `taken_by`; in order of names, so that no decision
-    depends on who registered first."""
+    """The nodes without the slots held by jobs in the states `taken_by`. They are sorted by name, so that no
+    decision depends on the order in which agents registered."""
     taken: dict[str, int] = {}
     for job in state.jobs.values():
         if job.state in taken_by:
@@ -141,7 +143,7 @@ def cluster_view(
     *,
     accumulates_alone: bool = False,
 ) -> ClusterView:
-    """What the policy may decide about: not the jobs that are saving or being verified."""
+    """What the policy sees: all active jobs except those that are saving or being verified."""
     views = []
     for record in state.jobs.values():
         if record.state in (JobState.PENDING, JobState.STARTING, JobState.RUNNING):
@@ -170,8 +172,8 @@ def cluster_view(
 
 
 def job_table(state: State, now_s: float, policy: str, ended: int) -> JobTable:
-    """What clients see: the newest `ended` jobs of those that have ended, in the order of their ends, then
-    the active ones in order of submission."""
+    """What clients see: the last `ended` jobs that ended, in the order in which they ended, then the active
+    jobs in order of submission."""
     left_out = max(len(state.ended) - max(ended, 0), 0)
     rows = tuple(
         JobRow(

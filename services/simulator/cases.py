@@ -21,8 +21,8 @@ from common.eventlog import EventLogError, EventLogWriter
 from common.lifecycle import EXIT_FAILED, UserError
 from common.types import ApplicationSpec, Node, Struct
 from services.metrics_collector.memory import Memory
-from services.scheduler.policies import OWN, UnknownPolicy, make_policy
 from services.scheduler.policies.interface import Policy
+from services.scheduler.policies.registry import BUILT_IN, UnknownPolicy, make_policy
 from services.simulator.engine import Log, Plan, Simulation
 from services.simulator.isolated_times import IsolatedTimes, rhos
 from services.simulator.perturbation import Perturbation
@@ -345,7 +345,7 @@ def _log(case: SimulationCase) -> Iterator[Log | None]:
 
 def every_policy(given: Sequence[str]) -> list[str]:
     """Each policy once, with "all" for all of our own."""
-    return list(dict.fromkeys(name for text in given for name in (OWN if text == "all" else (text,))))
+    return list(dict.fromkeys(name for text in given for name in (BUILT_IN if text == "all" else (text,))))
 
 
 def labels(workloads: Sequence[Path]) -> dict[Path | None, str]:

@@ -28,8 +28,8 @@ from common.protocol import (
 )
 from common.types import JobSpec, Node
 from services.scheduler.commands import Emit, SendOrders, WantRound
-from services.scheduler.core import KEPT, SchedulerCore, Settings
-from services.scheduler.decisions import no_decision
+from services.scheduler.core import CoreSettings, SchedulerCore
+from services.scheduler.decisions import unchanged_because
 from services.scheduler.policies.interface import Policy
 from services.scheduler.state import State, orders_of
 from services.simulator.worlds.interface import COLLECTOR, Happening, World
@@ -86,7 +86,7 @@ class Simulation:
         log: Log | None = None,
     ) -> None:
         self.plan, self.world, self.clock, self.log = plan, world, clock, log
-        settings = Settings(
+        settings = CoreSettings(
             seed=plan.seed,
             restart_penalty_s=world.restart_s,
             max_failures=3,
@@ -94,7 +94,7 @@ class Simulation:
             accumulates_alone=world.accumulates_alone,
         )
         self.core = SchedulerCore(policy, world.applications, settings, world.oracle)
-        self.no_decision = f"{KEPT}{no_decision(policy.name)}"
+        self.unchanged_because = unchanged_because(policy.name)
         self.run_so_far = SimulatedRun(State(run_id=plan.run_id))
         self.now_s = 0.0
         self.to_come: list[tuple[float, int, JobSpec | Happening]] = []
@@ -232,7 +232,7 @@ class Simulation:
                     if isinstance(event, RoundDecided):
                         self.run_so_far.decisions_s.append(took_s)
                         why = next(iter(event.reasons.values()))
-                        if why.startswith(self.no_decision):
+                        if why.startswith(self.unchanged_because):
                             self.run_so_far.undecided.append(why)
                         if event.value is not None and event.bound is not None:
                             self.run_so_far.decided.append((event.value, event.bound))

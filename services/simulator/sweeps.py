@@ -11,7 +11,7 @@ from msgspec import structs
 
 from common.lifecycle import UserError
 from common.types import Struct
-from services.scheduler.policies import make_policy
+from services.scheduler.policies.registry import make_policy
 from services.simulator.cases import SimulationCase
 
 BASELINES = {"calibrated": "fixed", "osdi21": "tiresias"}

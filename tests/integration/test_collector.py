@@ -1,10 +1,7 @@
-"""The metrics-collector as a real process, with a real event-logger; the test plays scheduler and agent."""
+"""The metrics-collector as a real process, with a real event-logger. The test acts as scheduler and agent."""
 
-import contextlib
-import itertools
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -31,32 +28,21 @@ from common.protocol import (
     RunInfo,
     TrainingSample,
 )
-from common.types import GradientStatistics, JobConfig, JobProfile
+from common.types import GradientStatistics, JobProfile
+from services.launcher.stack import free_endpoints
+from tests.fixtures.training_samples import sample
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 20.0
-HOSTS = (f"127.81.{os.getpid() // 250 % 250}.{os.getpid() % 250 + n}" for n in itertools.count(1))
-"""Loopback addresses of this test process alone."""
 
 
-def endpoints() -> EndpointsConfig:
-    """Free ports, all of them held until the last one is known."""
-    host = next(HOSTS)
-    names = EndpointsConfig.__struct_fields__[:6]
-    with contextlib.ExitStack() as held:
-        probes = [held.enter_context(socket.socket()) for _ in names]
-        for probe in probes:
-            probe.bind((host, 0))
-        ports = [probe.getsockname()[1] for probe in probes]
-    found = {name: f"tcp://{host}:{port}" for name, port in zip(names, ports, strict=True)}
-    return EndpointsConfig(**found)
-
-
-class Stack:
-    """Collector and logger as processes; scheduler and one agent in this one."""
+class CollectorStack:
+    """Collector and logger as processes; the scheduler and one agent are in the process of the test."""
 
     def __init__(self, logs_dir: Path) -> None:
-        self.config = Config(run=RunConfig(logs_dir=str(logs_dir)), endpoints=endpoints())
+        self.config = Config(
+            run=RunConfig(logs_dir=str(logs_dir)), endpoints=free_endpoints(EndpointsConfig())
+        )
         self.processes: list[subprocess.Popen[bytes]] = []
         self.run_id = "run-1"
         self.application = ""
@@ -104,7 +90,7 @@ class Stack:
     def wait_for(
         self, job_id: str, holds: Callable[[JobProfile], bool], publish: Callable[[], None]
     ) -> JobProfile:
-        """Publish, as an agent goes on doing, until the job's profile is as it should be."""
+        """Publish repeatedly, as an agent does, until the job's profile is as expected."""
         profiles: list[JobProfile] = []
 
         def look(reply: Reply) -> None:
@@ -116,7 +102,7 @@ class Stack:
             self.client.post(self.question(job_id), look, lambda: None)
 
         beat = self.reactor.every(0.1, turn)
-        assert self.reactor.run_until(lambda: bool(profiles), WAIT_S), "the profile never came to that"
+        assert self.reactor.run_until(lambda: bool(profiles), WAIT_S), "no such profile"
         beat.cancel()
         return profiles[0]
 
@@ -130,56 +116,44 @@ class Stack:
 
 
 @pytest.fixture
-def stack(tmp_path: Path) -> Iterator[Stack]:
-    stack = Stack(tmp_path)
+def stack(tmp_path: Path) -> Iterator[CollectorStack]:
+    stack = CollectorStack(tmp_path)
     yield stack
     stack.close()
 
 
-def sample(replicas: int, job_id: str = "a") -> TrainingSample:
-    return TrainingSample(
-        job_id=job_id,
-        generation=1,
-        nodes=1,
+def sample_of(replicas: int, job_id: str = "a") -> TrainingSample:
+    return sample(
+        job_id,
         replicas=replicas,
-        config=JobConfig(atomic_batch=16),
-        window_s=0.5,
-        steps=5,
-        timed_steps=5,
-        accumulation_s=0.06,
         step_s=0.05 + 0.01 * replicas,
         sync_s=0.01 * (replicas - 1),
-        total_steps=5,
-        total_examples=80,
         progress=float(replicas),
-        epoch=0,
-        loss=1.0,
-        gain=1.0,
         statistics=GradientStatistics(sqr=1.0, var=4.0),
     )
 
 
-def test_samples_become_profiles_that_survive_a_killed_collector(stack: Stack) -> None:
+def test_samples_become_profiles_that_survive_a_killed_collector(stack: CollectorStack) -> None:
     stack.start_scheduler()
     agent = stack.agent("one")
     for replicas in (1, 2, 4):
         known = stack.wait_for(
             "a",
             lambda p, most=replicas: p.max_profiled_replicas == most,
-            lambda most=replicas: agent.publish(sample(most)),
+            lambda most=replicas: agent.publish(sample_of(most)),
         )
     assert known.parameters is not None
     assert known.statistics == GradientStatistics(sqr=1.0, var=4.0)
-    assert stack.reactor.run_until(lambda: agent.pending == 0, WAIT_S), "the logger has everything"
+    assert stack.reactor.run_until(lambda: agent.pending == 0, WAIT_S), "the logger lacks events"
 
     stack.collector.kill()
     stack.collector.wait()
     stack.collector = stack.start("services.metrics_collector")
-    # The trainer repeats only what it does now: one replica. The rest comes from the log.
+    # The trainer repeats only its present configuration, one replica. The rest comes from the log.
     again = stack.wait_for(
         "a",
         lambda p: p.max_profiled_replicas == 4 and p.parameters is not None,
-        lambda: agent.publish(sample(1)),
+        lambda: agent.publish(sample_of(1)),
     )
     assert again.statistics == known.statistics
     assert agent.close(WAIT_S)
@@ -195,23 +169,23 @@ def test_samples_become_profiles_that_survive_a_killed_collector(stack: Stack) -
     assert all(r.event.fit_s > 0 and r.event.error < 0.2 for r in fitted if isinstance(r.event, ModelFitted))
 
 
-def test_a_new_run_of_the_scheduler_starts_afresh(stack: Stack) -> None:
+def test_another_run_starts_without_profiles(stack: CollectorStack) -> None:
     stack.start_scheduler()
     first = stack.agent("one")
-    stack.wait_for("a", lambda p: p.max_profiled_replicas == 1, lambda: first.publish(sample(1)))
+    stack.wait_for("a", lambda p: p.max_profiled_replicas == 1, lambda: first.publish(sample_of(1)))
     assert first.close(WAIT_S)
     stack.run_id = "run-2"
     second = stack.agent("two")
-    stack.wait_for("b", lambda p: p.max_profiled_replicas == 2, lambda: second.publish(sample(2, "b")))
+    stack.wait_for("b", lambda p: p.max_profiled_replicas == 2, lambda: second.publish(sample_of(2, "b")))
     assert stack.profile("a") == JobProfile(job_id="a")
     assert second.close(WAIT_S)
 
 
-def test_what_jobs_have_shown_starts_jobs_of_their_application_in_later_runs(stack: Stack) -> None:
+def test_measurements_of_an_application_are_used_in_later_runs(stack: CollectorStack) -> None:
     stack.start_scheduler()
     agent = stack.agent("one")
     stack.application = "app"
-    known = stack.wait_for("a", lambda p: p.parameters is not None, lambda: agent.publish(sample(2)))
+    known = stack.wait_for("a", lambda p: p.parameters is not None, lambda: agent.publish(sample_of(2)))
     done = JobCompleted(job_id="a", verified=True, metric=0.91, progress=70.0)
     new = stack.wait_for("new", lambda p: p.needed_progress == 70.0, lambda: agent.publish(done))
     assert new.parameters == known.parameters
@@ -231,7 +205,9 @@ def test_what_jobs_have_shown_starts_jobs_of_their_application_in_later_runs(sta
     assert isinstance(reply, Refused)
 
 
-def test_without_a_scheduler_it_answers_empty_profiles_and_stays_small_and_idle(stack: Stack) -> None:
+def test_a_collector_without_a_scheduler_answers_with_empty_profiles_and_is_idle(
+    stack: CollectorStack,
+) -> None:
     assert stack.profile("a") == JobProfile(job_id="a")
     process = psutil.Process(stack.collector.pid)
     assert process.memory_info().rss < 120e6
@@ -241,11 +217,11 @@ def test_without_a_scheduler_it_answers_empty_profiles_and_stays_small_and_idle(
     assert after.user + after.system - before.user - before.system <= 0.05
 
 
-def test_what_is_not_for_the_collector_is_refused_and_it_goes_on(stack: Stack) -> None:
+def test_a_request_for_another_service_is_refused_and_the_collector_continues(stack: CollectorStack) -> None:
     stack.start_scheduler()
     reply = stack.ask(GetJobs())
     assert isinstance(reply, Refused)
     assert "not a request for the metrics-collector" in reply.reason
     agent = stack.agent("one")
-    stack.wait_for("a", lambda p: p.max_profiled_replicas == 1, lambda: agent.publish(sample(1)))
+    stack.wait_for("a", lambda p: p.max_profiled_replicas == 1, lambda: agent.publish(sample_of(1)))
     assert agent.close(WAIT_S)

@@ -1,4 +1,4 @@
-"""A real scheduler that is killed and started again in the middle of a run, and a real logger."""
+"""A real scheduler that is killed and restarted in the middle of a run, with a real logger."""
 
 import os
 import signal
@@ -46,7 +46,7 @@ WAIT_S = 20
 
 
 class Services:
-    """Scheduler and logger as processes; the test itself is client and agent."""
+    """Scheduler and logger as processes; the test acts as client and agent."""
 
     def __init__(self, folder: Path) -> None:
         self.config = Config(
@@ -88,7 +88,7 @@ def submission(number: int) -> SubmitJob:
     return SubmitJob(spec=complete_spec(fields, applications(), f"job-{number}", 1))
 
 
-def test_a_killed_scheduler_goes_on_where_it_was(services):
+def test_a_killed_scheduler_continues_its_run(services):
     logger = services.spawn("services.event_logger")
     scheduler = services.spawn("services.scheduler")
     joined = services.ask(RegisterAgent(node=make_node("a", slots=2), incarnation="first"))
@@ -96,7 +96,7 @@ def test_a_killed_scheduler_goes_on_where_it_was(services):
     for number in range(3):
         assert services.ask(submission(number)) == JobAccepted(job_id=f"job-{number}")
     for number in range(3, 9):
-        scheduler.kill()  # right after an answer, so that rounds and events are under way
+        scheduler.kill()  # right after a reply, while rounds and events are under way
         scheduler.wait(WAIT_S)
         scheduler = services.spawn("services.scheduler")
         again = services.ask(submission(number - 1))
@@ -138,7 +138,7 @@ def test_a_run_is_not_resumed_under_another_policy(services):
     assert other.returncode == 2
     (line,) = errors.splitlines()
     assert line == (
-        "scheduler: run 'run' was begun with scheduler.policy = fixed and cannot be resumed with pollux: "
+        "scheduler: run 'run' was started with scheduler.policy = fixed and cannot be resumed with pollux: "
         "set it back, or choose another run.run_id"
     )
 

@@ -1,4 +1,5 @@
-"""A store, or a replica with the state's lock, that stands still: nobody waits for it longer than agreed."""
+"""A stopped store, or a stopped replica that holds the lock of the state: others wait a limited time for
+it."""
 
 import contextlib
 import os
@@ -29,7 +30,7 @@ from workloads.trainer.elastic import GroupBroken, Mailbox, Meeting
 pytestmark = pytest.mark.timeout(120)
 BOUND_S = 0.5
 HANGS_S = 10.0
-"""Without a bound a call would wait for as long as the store is stopped."""
+"""Without a limit, a call would wait as long as the store is stopped."""
 M0 = 24
 
 
@@ -49,7 +50,7 @@ def pipe() -> Iterator[Connection]:
 
 
 def stop(pid: int) -> None:
-    """Returns when all of its threads stand still."""
+    """Stop a process. Returns when all its threads are stopped."""
     os.kill(pid, signal.SIGSTOP)
     end_s = time.monotonic() + TIMEOUT_S
     while any(
@@ -81,14 +82,14 @@ def order(store: Store, rank: int = 0) -> ReplicaOrder:
     ],
     ids=["all_announced", "somebody_has_state", "gather"],
 )
-def test_no_question_to_a_stopped_store_outlasts_the_bound(
+def test_no_call_to_a_stopped_store_takes_longer_than_the_limit(
     store: Store, pipe: Connection, ask: Callable[[Meeting, Mailbox], object]
 ) -> None:
     meeting = Meeting("job", order(store), BOUND_S)
     assert not meeting.all_announced()
     stop(store.pid)
     start_s = time.monotonic()
-    # It is asked once: what follows in the same meeting, and in the same `gather`, fails at once.
+    # Only the first call waits. Later ones in the same meeting, or the same `gather`, fail at once.
     for text in ("does not answer(: no answer in 0.5 s)?$", "does not answer$"):
         with pytest.raises(GroupBroken, match=text):
             ask(meeting, Mailbox(pipe, TIMEOUT_S))
@@ -99,7 +100,7 @@ def test_no_question_to_a_stopped_store_outlasts_the_bound(
     assert not Meeting("another job", order(store), TIMEOUT_S).somebody_has_state()
 
 
-def test_a_store_that_dies_while_a_member_is_waited_for_breaks_the_group(
+def test_a_store_that_dies_while_the_group_waits_for_a_member_breaks_the_group(
     store: Store, pipe: Connection
 ) -> None:
     meeting = Meeting("job", order(store), BOUND_S)
@@ -115,7 +116,7 @@ def test_a_store_that_dies_while_a_member_is_waited_for_breaks_the_group(
         (1, "all 2 ranks came, but rank 0 did not let them begin in 0.1 s"),
     ],
 )
-def test_a_group_that_does_not_begin_says_for_want_of_whom(
+def test_a_group_that_does_not_start_names_the_missing_rank(
     store: Store, pipe: Connection, rank: int, text: str
 ) -> None:
     meeting = Meeting("job", order(store, rank), TIMEOUT_S)
@@ -126,14 +127,14 @@ def test_a_group_that_does_not_begin_says_for_want_of_whom(
         meeting.gather(Mailbox(pipe, TIMEOUT_S), 0.1, lambda: None)
 
 
-def test_a_group_that_was_given_up_says_so_where_nothing_follows(store: Store, pipe: Connection) -> None:
+def test_a_group_that_was_given_up_says_so_if_no_newer_order_comes(store: Store, pipe: Connection) -> None:
     with pytest.raises(GroupBroken, match="rank 1 of 2 did not come"):
         Meeting("job", order(store), TIMEOUT_S).gather(Mailbox(pipe, TIMEOUT_S), 0.0, lambda: None)
     with pytest.raises(GroupBroken, match="the group was given up, and no newer order came in 0 s"):
         Meeting("job", order(store, 1), TIMEOUT_S).gather(Mailbox(pipe, TIMEOUT_S), 0.0, lambda: None)
 
 
-def test_a_group_whose_next_store_stands_still_is_reported_within_the_bound_and_keeps_its_state(
+def test_a_group_whose_next_store_is_stopped_is_reported_in_time_and_keeps_its_state(
     tmp_path: Path, store: Store
 ) -> None:
     config = msgspec.structs.replace(EVERY_STEP, collective_timeout_s=1.0)
@@ -156,19 +157,19 @@ def test_a_group_whose_next_store_stands_still_is_reported_within_the_bound_and_
             assert (started.state_from, started.progress_lost) == ("survivor", 0.0)
             members = list(fleet.members)
             fleet.preempt()
-            # Though the thread that has asked the stopped store still hangs.
+            # They exit although the thread that called the stopped store still hangs.
             assert [fleet.wait_for_exit(name) for name in members] == [0, 0]
         finally:
             fleet.close()
 
 
-def test_a_lock_that_somebody_keeps_breaks_the_group_within_the_bound(tmp_path: Path, store: Store) -> None:
+def test_a_lock_that_is_not_released_breaks_the_group_in_time(tmp_path: Path, store: Store) -> None:
     config = msgspec.structs.replace(EVERY_STEP, collective_timeout_s=1.0)
     fleet = Fleet(tmp_path, tiny_spec(), store.port, config)
     try:
         fleet.order(1, M0)
         fleet.wait_for_step(10)
-        # A new file: nobody but a newcomer has to do with the lock that is held here.
+        # With a new lock file, only the new replica needs the lock that is held here.
         (tmp_path / "state.lock").unlink()
         kept = StateLock(tmp_path)
         assert kept.try_alone()
@@ -181,7 +182,7 @@ def test_a_lock_that_somebody_keeps_breaks_the_group_within_the_bound(tmp_path: 
         fleet.close()
 
 
-def test_one_who_was_stopped_while_saving_keeps_others_from_it_only_so_long(
+def test_a_process_stopped_while_saving_blocks_others_only_for_a_limited_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint, "LOCK_TIMEOUT_S", 0.05)

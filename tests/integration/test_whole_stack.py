@@ -30,10 +30,10 @@ from common.protocol import (
 )
 from common.types import JobState
 from services.launcher.stack import Stack
-from services.scheduler.policies import make_policy
+from services.scheduler.policies.registry import make_policy
 from services.scheduler.service import make_core
 from tests.fixtures import tiny_app
-from tests.fixtures.scheduler_rig import decided, replayed
+from tests.fixtures.scheduler_rig import decision_bytes, replayed
 from workloads.applications import applications
 from workloads.files.workload_file import JobFields, complete_spec
 
@@ -131,7 +131,7 @@ def test_all_jobs_are_verified_the_log_is_clean_and_the_journal_gives_the_same_d
     _, result = summarize(read_log(tmp_path / "run" / "events.jsonl"))
     assert (result.policy, result.jobs.submitted, result.jobs.verified) == (policy, 5, 5)
     core = make_core(run.stack.config, make_policy(policy))
-    live = [decided(event) for event in events(tmp_path, RoundDecided)]
+    live = [decision_bytes(event) for event in events(tmp_path, RoundDecided)]
     assert live
     assert replayed(core, run.stack.run_dir) == live, "replaying the journal gives the same bytes"
     assert run.stack.killed == ()

@@ -1,14 +1,15 @@
-"""fixed: first come, first served; every job gets the replicas and the batch that it asked for, or waits.
+"""fixed: first come, first served. Every job gets the replicas and the batch it requested, or waits.
 
-Strictly in order of submission: a job that does not fit makes all later ones wait, even those that would fit
-(no overtaking, so nobody starves). A running job keeps its placement until it ends.
+The order of submission is strict: when a job does not fit, all later ones wait, even those that would fit, so
+no job starves. A running job keeps its placement until it ends.
 """
 
 from typing import Any
 
-from common.types import Allocation, JobConfig, batch_config, replicas_of
+from common.types import Allocation
 from services.scheduler.policies.interface import ClusterView, Decision, Policy
-from services.scheduler.policies.placement import Board, describe, number_nodes, to_allocation, to_row
+from services.scheduler.policies.placement import Board, keep_unchanged, number_nodes, to_allocation, to_row
+from services.scheduler.policies.requested import train_requested_batches
 
 
 class FixedPolicy(Policy):
@@ -16,45 +17,31 @@ class FixedPolicy(Policy):
     needs_profiles = False
 
     def decide(self, view: ClusterView, memory: Any, seed: int) -> Decision:
-        allocations, reasons = first_come(view)
-        configs: dict[str, JobConfig] = {}
-        for job in view.jobs:
-            spec = job.spec
-            if allocation := allocations[spec.id]:
-                configs[spec.id] = config = batch_config(spec.batch_size, spec.replicas, spec)
-                what = f"{describe(allocation)}, batch {config.total_batch(spec.replicas)}"
-                stays = allocation == job.allocation
-                reasons[spec.id] = f"keeps {what}, until it ends" if stays else f"{what}, as requested"
-        return Decision(allocations=allocations, configs=configs, reasons=reasons)
+        """`memory` and `seed` are not used."""
+        allocations, reasons = first_come_first_served(view)
+        return train_requested_batches(view, allocations, reasons)
 
 
-def first_come(view: ClusterView) -> tuple[dict[str, Allocation], dict[str, str]]:
-    """Every job's slots, and of those that wait the reason; an empty one of the others."""
+def first_come_first_served(view: ClusterView) -> tuple[list[Allocation], list[str]]:
+    """The allocation of each job, and why it has it or waits."""
     board = Board([node.slots for node in view.nodes])
     numbers = number_nodes(view.nodes)
-    allocations: dict[str, Allocation] = {}
-    for job in view.jobs:
-        row = to_row(job.allocation, numbers)
-        if row and replicas_of(job.allocation) == job.spec.replicas and board.fits(row):
-            board.take(row)
-            allocations[job.spec.id] = job.allocation
-    reasons: dict[str, str] = {}
+    requested = [job.spec.replicas for job in view.jobs]
+    present = [job.allocation for job in view.jobs]
+    allocations = keep_unchanged(board, requested, present, numbers, range(len(requested)))
+    reasons = ["keeps the requested replicas until it ends" if kept else "" for kept in allocations]
     first_waiting = None
-    for place, job in enumerate(view.jobs):
-        spec = job.spec
-        reasons[spec.id] = ""
-        if spec.id in allocations:
+    for j, replicas in enumerate(requested):
+        if allocations[j]:
             continue
-        allocations[spec.id] = ()
         if first_waiting is not None:
-            ahead = place - first_waiting
-            reasons[spec.id] = (
-                f"waits: {ahead} {'job' if ahead == 1 else 'jobs'} before it in order of submission"
-            )
-        elif packed := board.pack(spec.replicas, to_row(job.allocation, numbers)):
+            ahead = j - first_waiting
+            reasons[j] = f"waits: {ahead} {'job' if ahead == 1 else 'jobs'} before it in order of submission"
+        elif packed := board.pack(replicas, to_row(present[j], numbers)):
             board.take(packed)
-            allocations[spec.id] = to_allocation(packed, view.nodes, job.allocation)
+            allocations[j] = to_allocation(packed, view.nodes, present[j])
+            reasons[j] = "the requested replicas"
         else:
-            first_waiting = place
-            reasons[spec.id] = f"waits: {spec.replicas} replicas asked for, slots free: {sum(board.free)}"
+            first_waiting = j
+            reasons[j] = f"waits: requests {replicas} replicas, but only {sum(board.free)} slots are free"
     return allocations, reasons

@@ -5,14 +5,18 @@ Every round maximises a power mean of the jobs' speedups,
     speedup = best goodput of the allocation / best goodput of a fair share of the cluster     (eq. 15)
     value   = (sum of w x (f x speedup + 1e-3)^p / sum of w)^(1/p),   p = -1, w = 1              (eq. 14)
 
-where f < 1 charges a job whose placement changes for the restart. The maximum is sought exactly (search.py).
-A fair share is ceil(slots / jobs) replicas on one node, and speedups count nodes / slots of what eq. 15 says
-(the published artifact's convention; it decides how much the 1e-3 weighs).
+where f < 1 is what a job keeps of its speedup when its placement changes and it has to restart. The search
+for the maximum is exact (search.py). A fair share is ceil(slots / jobs) replicas on one node. Speedups are
+those of eq. 15 times nodes / slots, as in the published artifact; this decides how much the offset 1e-3
+matters.
 
-What a job has shown bounds what it gets: nothing measured yet, one replica at M0; else at most twice the
-replicas that it has been profiled with. With a memory it starts from the model of its application, and gets
-up to four times the replicas that this was profiled with. Gradient statistics that are not trusted never
-raise its batch.
+A job gets at most what its measurements support: one replica at M0 while nothing is measured, then at most
+twice the replicas that it was profiled with. With a memory a job starts from the model of its application and
+gets at most four times the replicas that the application was profiled with. Gradient statistics that are not
+trusted never raise the batch.
+
+Ablations: `pollux:adapt_batch=false` keeps every requested batch, `pollux:adapt_replicas=false`
+(batch_only.py) every requested number of replicas, `pollux:by_goodput=false` assumes an efficiency of 1.
 """
 
 import math
@@ -39,24 +43,24 @@ from services.scheduler.policies.search import Options, solve
 SPEEDUP_OFFSET = 1e-3
 """Keeps the power mean finite while jobs wait."""
 MIN_POWER, MAX_POWER = 0.01, 4.0
-"""Of either sign. Below -4 the others have no digits left in a sum with a job that waits, 1e-3 ** p."""
+"""Limits of |p|. Below p = -4 the term of a waiting job, 1e-3 ** p, leaves no digits for the other terms."""
 MIN_FACTOR = 0.01
-"""The restart factor's floor. The formula gives 0 to a job that has just come, or that was restarted for
-longer than it exists, and then slots would be worth nothing to it; with the floor one that waits still gets
-its first slot before others get more, and one that runs still keeps what it has."""
+"""Floor of the restart factor. The formula gives 0 to a job that has just arrived, or whose restarts took
+longer than its life, and then slots would be worth nothing to it. With the floor, a waiting job still gets
+its first slot before others get more, and a running job still keeps what it has."""
 BATCH_GAIN = 1.05
-"""A batch is changed, where nothing else is, only for this much more goodput."""
+"""A batch changes on its own only if it raises goodput by this factor."""
 NO_GAIN = GradientStatistics(sqr=1.0, var=0.0)
-"""What is assumed in the place of statistics that are not trusted: a larger batch gains nothing."""
+"""Assumed in place of statistics that are not trusted: a larger batch gains nothing."""
 
 
 class GoodputPolicy(Policy):
-    """`power` is p of the objective (0: the geometric mean). With `avoid_interference`, at most one job
-    that spans several nodes uses a node. Without `by_goodput`, efficiency is taken for 1 everywhere. Without
-    `adapt_batch` every job trains with the total batch that it asked for, whatever its replicas.
+    """`power` is p of the objective (0: the geometric mean). With `avoid_interference`, a node holds replicas
+    of at most one job that spans several nodes. Without `by_goodput`, efficiency is assumed to be 1. Without
+    `adapt_batch`, every job trains with the total batch it requested, whatever its replicas.
 
-    A policy with another objective of the same form overrides `weights` and `factor`; one of another form,
-    as long as it is a sum over jobs, `options`."""
+    A policy with another objective of the same form overrides `weights` and `factor`. For an objective of
+    another form that is still a sum over jobs, override `options`."""
 
     def __init__(
         self,
@@ -67,7 +71,7 @@ class GoodputPolicy(Policy):
         by_goodput: bool = True,
         adapt_batch: bool = True,
     ) -> None:
-        """Raises ValueError for a power whose sums could not be told apart, or not be represented."""
+        """Raises ValueError for a power whose sums would lose their differences or overflow."""
         if power and not MIN_POWER <= abs(power) <= MAX_POWER:
             raise ValueError(f"power {power}: allowed: 0, and {MIN_POWER} to {MAX_POWER:g} of either sign")
         self.name = name
@@ -75,32 +79,29 @@ class GoodputPolicy(Policy):
         self.avoid_interference = avoid_interference
         self.by_goodput = by_goodput
         self.adapt_batch = adapt_batch
-
-    @property
-    def adapts_batch(self) -> bool:  # type: ignore[override]
-        return self.by_goodput and self.adapt_batch
+        self.adapts_batch = by_goodput and adapt_batch
 
     def weights(self, jobs: Sequence["JobModel"], view: ClusterView) -> FloatArray:
-        """Of each job in the objective, positive: [jobs]."""
+        """[jobs], positive: the weight of each job in the objective."""
         return np.ones(len(jobs))
 
     def factor(self, job: "JobModel", view: ClusterView) -> float:
-        """What is left of the job's speedup when its placement changes."""
+        """The share of its speedup that the job keeps when its placement changes."""
         return restart_factor(job.view, view)
 
     def decide(self, view: ClusterView, memory: Any, seed: int) -> Decision:
-        """Neither `memory` nor `seed` matters."""
+        """`memory` and `seed` are not used."""
         numbers = number_nodes(view.nodes)
-        slots = sum(node.slots for node in view.nodes)
+        slots = view.slots
         fair = max(math.ceil(slots / max(len(view.jobs), 1)), 1)
-        one_node = len(view.nodes) / max(slots, 1)
+        scale = len(view.nodes) / max(slots, 1)
         jobs = [
             JobModel(
                 job,
                 to_row(job.allocation, numbers),
                 slots,
                 fair,
-                one_node,
+                scale,
                 by_goodput=self.by_goodput,
                 adapt_batch=self.adapt_batch,
                 accumulates_alone=view.accumulates_alone,
@@ -108,7 +109,7 @@ class GoodputPolicy(Policy):
             for job in view.jobs
         ]
         weights = self.weights(jobs, view)
-        # On ties, whoever has had least comes first.
+        # On ties, the job with the least attained service comes first.
         order = sorted(range(len(jobs)), key=lambda j: (view.jobs[j].attained_slot_s, j))
         options = self.options(jobs, weights, view)
         solution = solve(
@@ -140,7 +141,7 @@ class GoodputPolicy(Policy):
         )
 
     def options(self, jobs: Sequence["JobModel"], weights: FloatArray, view: ClusterView) -> list[Options]:
-        """What slots are worth to each job."""
+        """The utility of slots for each job."""
         if not jobs:
             return []
         most = max(job.rates.shape[1] for job in jobs)
@@ -148,47 +149,58 @@ class GoodputPolicy(Policy):
         for j, job in enumerate(jobs):
             np.multiply(job.rates, job.speedup_of_rate, out=speedups[j, :, : job.rates.shape[1]])
         speedups *= np.array([self.factor(job, view) for job in jobs])[:, None, None]
-        worth = utility(speedups, self.power)
-        worth *= weights[:, None, None]
+        utilities = utility(speedups, self.power)
+        utilities *= weights[:, None, None]
         keep = weights * utility(np.array([job.present_speedup for job in jobs]), self.power)
         return [
             Options(together=together, spread=spread, present=job.present, keep=kept)
-            for job, (together, spread), kept in zip(jobs, worth, keep.tolist(), strict=True)
+            for job, (together, spread), kept in zip(jobs, utilities, keep.tolist(), strict=True)
         ]
 
 
 def utility(speedup: FloatArray, power: float) -> FloatArray:
-    """Its sum over jobs orders divisions of the cluster as their power mean does. -inf where `speedup` is
-    not a number."""
+    """Element by element. The sum of utilities over jobs ranks divisions of the cluster as the power mean of
+    their speedups does. -inf where `speedup` is NaN."""
     shifted = speedup + SPEEDUP_OFFSET
     raised = np.log(shifted) if power == 0 else math.copysign(1.0, power) * shifted**power
     return np.where(np.isnan(raised), -np.inf, raised)
 
 
 def power_mean(mean_utility: float, power: float) -> float:
-    """The power mean of the speedups that have this mean utility."""
+    """The power mean of speedups whose mean utility is given."""
     return math.exp(mean_utility) if power == 0 else abs(mean_utility) ** (1 / power)
 
 
 def restart_factor(job: JobView, view: ClusterView) -> float:
-    """What is left of a speedup when the job's placement changes: max(age - restarts x r, 0) / (age + r),
-    r the seconds that a restart costs the job, and never less than MIN_FACTOR."""
-    measured_s = job.profile.restart_s if job.profile else 0.0
-    restart_s = measured_s or view.restart_penalty_s
+    """The share of its speedup that a job keeps when its placement changes: max(age - restarts x r, 0) /
+    (age + r) with r = `restart_s`, and never less than MIN_FACTOR (Pollux, section 4.2)."""
+    cost_s = restart_s(job, view)
     age_s = max(view.now_s - job.submitted_s, 0.0)
-    if age_s + restart_s == 0:
+    if age_s + cost_s == 0:
         return 1.0
-    return max((age_s - job.restarts * restart_s) / (age_s + restart_s), MIN_FACTOR)
+    return max((age_s - job.restarts * cost_s) / (age_s + cost_s), MIN_FACTOR)
+
+
+def restart_s(job: JobView, view: ClusterView) -> float:
+    """Seconds that a restart costs the job: as measured, else the assumed penalty of the cluster."""
+    measured_s = job.profile.restart_s if job.profile else 0.0
+    return measured_s or view.restart_penalty_s
+
+
+def trusted_statistics(job: JobView) -> GradientStatistics:
+    """The job's gradient statistics if they can be trusted, else NO_GAIN."""
+    statistics = job.profile.statistics if job.profile else None
+    return statistics if statistics and statistics.trusted else NO_GAIN
 
 
 class JobModel:
     """What slots are worth to one job.
 
-    rates: [2, K + 1], of 0..K replicas on one node and over several, not a number where not allowed: goodput
-        in examples a second; without a model, what is as good for comparing
-    speedup_of_rate: what a speedup is over its rate
-    present: the present row, empty where there is none or its nodes are gone; present_speedup: its speedup
-    fair_rate: goodput of a fair share of the cluster, in examples a second; 0 without a model
+    rates: [2, K + 1], goodput in examples per second of 0..K replicas on one node and over several nodes; NaN
+        where not allowed. Without a model, numbers of replicas, which compare in the same way
+    speedup_of_rate: factor from a rate to a speedup
+    present: the present row, empty if there is none or its nodes are gone; present_speedup: its speedup
+    fair_rate: goodput of a fair share of the cluster, in examples per second; 0 without a model
     """
 
     def __init__(
@@ -203,17 +215,16 @@ class JobModel:
         adapt_batch: bool = True,
         accumulates_alone: bool = False,
     ) -> None:
-        """`fair` replicas are a fair share; `scale` is what its speedup of 1 counts. Without `by_goodput`
-        efficiency is taken for 1, and without `adapt_batch` the requested batch is the only one."""
+        """A fair share has `fair` replicas and the speedup `scale`. Without `by_goodput`, efficiency is
+        assumed to be 1. Without `adapt_batch`, only the requested batch is allowed."""
         self.view = job
         self.by_goodput = by_goodput
         self.adapt_batch = adapt_batch
-        self.accumulates_alone = accumulates_alone
         held = row_size(present)
         if held > slots:
             present, held = (), 0
         self.present = present
-        self.bounds, self.statistics = self._trusted_bounds()
+        self.bounds, self.statistics = self._trusted_bounds(accumulates_alone)
         profile = job.profile
         self.parameters = profile.parameters if profile else None
         self.best: BestBatch | None = None
@@ -238,7 +249,7 @@ class JobModel:
             self.present_speedup = held * scale / fair
 
     def config(self, row: Row) -> JobConfig:
-        """The batch for this row: the best one, or the present one where that is nearly as good."""
+        """The batch for this row: the best one, or the present one if that is nearly as good."""
         spec, replicas = self.view.spec, row_size(row)
         present = self.view.config if replicas == replicas_of(self.view.allocation) else None
         if not self.knows(row):
@@ -252,31 +263,34 @@ class JobModel:
         return best
 
     def knows(self, row: Row) -> bool:
-        """Whether it has a best batch there."""
+        """Whether the model gives a best batch for this row."""
         return self.best is not None and bool(self.rates[int(len(row) > 1), row_size(row)] > 0)
 
     def rate(self, row: Row, config: JobConfig) -> float:
-        """Modelled goodput in examples a second (throughput, where efficiency is taken for 1)."""
+        """Modelled goodput in examples per second (throughput, where efficiency is assumed to be 1)."""
         assert self.parameters is not None
         if self.best is not None and config == self._best_config(row):
             return float(self.rates[int(len(row) > 1), row_size(row)])
-        return _rate(self.bounds, self.parameters, self.statistics, len(row) > 1, row_size(row), config)
+        return modelled_goodput(
+            self.parameters, self.statistics, self.bounds.initial, len(row) > 1, row_size(row), config
+        )
 
     def reason(self, row: Row, allocation: Allocation, config: JobConfig) -> str:
+        """Why the job gets this row and batch, for its user."""
         replicas = row_size(row)
         what = f"{describe(allocation)}, batch {config.total_batch(replicas)}"
         if not self.knows(row):
             if replicas > 1:
-                return f"{what}: keeps what it has until its step times are known"
+                return f"{what}: keeps its replicas until its step times are measured"
             which = "initial" if self.adapt_batch else "requested"
-            return f"{what}: one replica at its {which} batch size until its step times are known"
+            return f"{what}: one replica at its {which} batch size until its step times are measured"
         rate, alone = self.rate(row, config), float(self.rates[0, 1])
         noun = "goodput" if self.by_goodput else "throughput"
         text = f"{what}: modelled {noun} {rate:.0f} examples/s"
         if replicas > 1 and alone > 0:
             text += f", {rate / alone:.1f}x one replica"
         if self.statistics is NO_GAIN and self.adapt_batch:
-            text += "; its gradient statistics do not allow a larger batch yet"
+            text += "; its gradient statistics do not support a larger batch yet"
         return text
 
     def _best_config(self, row: Row) -> JobConfig:
@@ -286,11 +300,10 @@ class JobModel:
             atomic_batch=int(self.best.atomic_batch[where]), accumulation=int(self.best.accumulation[where])
         )
 
-    def _trusted_bounds(self) -> tuple[BatchBounds, GradientStatistics | None]:
-        """Bounds of the batch, and the statistics to choose it by."""
-        job, bounds = self.view, BatchBounds.of(self.view.spec, self.accumulates_alone)
-        statistics = job.profile.statistics if job.profile else None
-        trusted = statistics if statistics and statistics.trusted else NO_GAIN
+    def _trusted_bounds(self, accumulates_alone: bool) -> tuple[BatchBounds, GradientStatistics | None]:
+        """Bounds of the batch, and the statistics that choose it within them."""
+        job, bounds = self.view, BatchBounds.of(self.view.spec, accumulates_alone)
+        trusted = trusted_statistics(job)
         if not self.adapt_batch:
             bounds = structs.replace(bounds, only=job.spec.batch_size)
         if not self.by_goodput:
@@ -311,10 +324,9 @@ class JobModel:
 
 def _waiting_reason(rows: Iterable[Row], view: ClusterView) -> str:
     sizes = [row_size(row) for row in rows if row]
-    slots = sum(node.slots for node in view.nodes)
-    if not slots:
-        return "waits: no node has a slot"
-    return f"waits: {sum(sizes)} of {slots} slots go to {len(sizes)} jobs to which they are worth more"
+    if not view.slots:
+        return "waits: no node has a free slot"
+    return f"waits: {sum(sizes)} of {view.slots} slots go to {len(sizes)} jobs that gain more from them"
 
 
 @lru_cache(maxsize=8192)
@@ -324,8 +336,8 @@ def _rates(
     statistics: GradientStatistics | None,
     most: int,
 ) -> tuple[FloatArray, BestBatch]:
-    """Best goodput [2, most + 1] of 0..most replicas on one node and over several (not a number where no
-    batch is allowed), and the best batches [2, most] of 1..most replicas."""
+    """Best goodput [2, most + 1] of 0..most replicas on one node and over several (NaN where no batch is
+    allowed), and the best batches [2, most] of 1..most replicas."""
     best = best_batches(bounds, parameters, statistics, most)
     rates = np.zeros((2, most + 1))
     rates[:, 1:] = np.where(best.goodput > 0, best.goodput, np.nan)
@@ -340,8 +352,8 @@ def _fair_rate(
     statistics: GradientStatistics | None,
     fair: int,
 ) -> float:
-    """Best goodput of a fair share of the cluster, or of the most replicas below it that a batch in bounds
-    can be split over; 0 where there is no such batch."""
+    """Best goodput of a fair share of the cluster. If no batch within bounds can be split over that many
+    replicas, of the most replicas below for which one can; 0 if there is no such batch."""
     rate = 0.0
     for count in range(max(min(fair, bounds.max_replicas), 1), 0, -1):
         rate = float(best_batch(bounds, parameters, statistics, 1, count).goodput)
@@ -350,16 +362,16 @@ def _fair_rate(
     return rate
 
 
-@lru_cache(maxsize=8192)
-def _rate(
-    bounds: BatchBounds,
+@lru_cache(maxsize=16384)
+def modelled_goodput(
     parameters: ThroughputParameters,
     statistics: GradientStatistics | None,
-    across: bool,
+    initial_batch: int,
+    several_nodes: bool,
     replicas: int,
     config: JobConfig,
 ) -> float:
-    """Goodput of one batch on one node, or across several."""
-    nodes = 2 if across else 1
+    """Useful examples per second with this batch, on one node or over several."""
+    nodes = 2 if several_nodes else 1
     batch = config.atomic_batch, config.accumulation
-    return float(goodput(parameters, statistics, bounds.initial, nodes, replicas, *batch))
+    return float(goodput(parameters, statistics, initial_batch, nodes, replicas, *batch))

@@ -1,18 +1,18 @@
-"""The exact search: divide slots among jobs, then place them, and prove how good the result is.
+"""The exact search: divide slots among jobs, then place them, and bound how good the result can be.
 
-The sum of the jobs' utilities is maximised, where a job's utility depends on its number of replicas and on
-whether they share one node, and on whether its present placement is kept. Any separable objective can be
-expressed so; Pollux's power mean of speedups (section 4.2, eq. 14) is one.
+It maximises the sum of the jobs' utilities. A job's utility depends on its number of replicas, on whether
+they share one node, and on whether the job keeps its present placement. Any objective that is a sum over jobs
+has this form, such as Pollux's power mean of speedups (section 4.2, eq. 14).
 
-1. *Divide.* Without regard to nodes this is a knapsack over slots with a choice for each job. Dynamic
-   programming solves it exactly; its value bounds from above whatever a placement can reach.
-2. *Place.* Jobs that keep their placement stay; then jobs that must span nodes, largest first, on the
-   freest nodes; then the others, largest first, best fit.
-3. *Improve.* Where placing cost something, take out a job that lost, alone or with one other, and put
-   them back where it is best, until nothing of that kind helps or the bound is met. Where much is still
-   lost, start again from a division in which jobs that span nodes get whole ones; the better result counts.
+1. *Divide.* Ignoring nodes, this is a knapsack over slots with one choice per job. Dynamic programming solves
+   it exactly. Its value is an upper bound of what any placement can reach.
+2. *Place.* First the jobs that keep their placement; then jobs that must span nodes, largest first, on the
+   freest nodes; then the others, largest first, on the tightest node that holds them.
+3. *Improve.* If placing lost value, take out a job that lost some, alone or with one other, and put them back
+   in the best way. Repeat until that no longer helps or the bound is reached. If much is still lost, start
+   again from a division in which jobs that span nodes get whole nodes, and keep the better result.
 
-Everything is deterministic; on ties, jobs that come first in `jobs` get more.
+Everything is deterministic. On ties, jobs that come first in `jobs` get more.
 """
 
 import math
@@ -28,23 +28,23 @@ from common.goodput.model import FloatArray, IntArray
 from services.scheduler.policies.placement import Board, BoardView, Row, row_size
 
 MIN_TRIALS, TRIALS_A_JOB = 1500, 3
-"""Groups of jobs that the improvement takes out at most; a figure of work, not of time, keeps it
+"""At most so many groups of jobs are taken out. A limit of work, not of time, keeps the search
 deterministic."""
 TOLERANCE = 1e-12
 MAX_PRICES = 30
-"""Tried for a slot before counts are dropped; more would drop a few more."""
+"""Prices per slot that are tried before dropping counts. Trying more would drop only a few more counts."""
 WIDE_GAP = 0.002
-"""Between value and bound, relative to the bound, from which on a division into whole nodes is tried too."""
+"""If value and bound differ by more, relative to the bound, a division into whole nodes is tried too."""
 
 
 @dataclass(frozen=True, eq=False)
 class Options:
-    """What one job may be given, and what that is worth; -inf where it is not allowed.
+    """What one job may get, and the utility of each option; -inf where it is not allowed.
 
     together: [K + 1] utility of 0..K replicas that share a node; entry 0, no slots, is finite
-    spread:   [K + 1] utility of as many over several nodes; what exceeds `together` is not believed
-    present:  its row; empty: it has none, or one that cannot be kept
-    keep:     utility of the present row; never taken for less than moving to such a row is worth
+    spread:   [K + 1] utility of 0..K replicas over several nodes, capped at `together`
+    present:  its present row; empty if it has none, or one that cannot be kept
+    keep:     utility of the present row, at least that of moving to a row of the same kind
     """
 
     together: FloatArray
@@ -72,26 +72,26 @@ def solve(jobs: Sequence[Options], slots: Sequence[int], *, one_spread_a_node: b
 def divide(utility: FloatArray, slots: int) -> tuple[IntArray, float]:
     """Counts [jobs] with sum <= slots that maximise the sum of utility[j, counts[j]], and that sum.
 
-    utility: [jobs, K + 1], -inf where not allowed, column 0 finite. Exact: a Lagrangian bound first drops
-    every count that no optimum can contain, then dynamic programming goes over what is left.
+    utility: [jobs, K + 1], -inf where not allowed, column 0 finite. The result is exact: a Lagrangian bound
+    drops only counts that no optimum can contain, and dynamic programming searches the rest.
     """
     allowed = _undominated(utility, slots)
     choices = [np.flatnonzero(row) for row in allowed]
     counts = np.array([choice[0] for choice in choices], dtype=np.int64)
     left = slots - int(counts.sum())
     open_jobs = [j for j, choice in enumerate(choices) if len(choice) > 1]
-    # More to a later job has to be really better, not by rounding: ties go to those that come first.
+    # Giving more to a later job has to be better by more than rounding: ties go to earlier jobs.
     tolerance = TOLERANCE * (1.0 + float(np.abs(utility[:, 0]).sum()))
     best = np.zeros(left + 1)
     taken = np.zeros((len(open_jobs), left + 1), dtype=np.int16)
     for i, j in enumerate(open_jobs):
-        worth = utility[j, choices[j]]
-        former, best = best, best + worth[0]
+        utilities = utility[j, choices[j]]
+        previous, best = best, best + utilities[0]
         for option in range(1, len(choices[j])):
             extra = int(choices[j][option] - choices[j][0])
             if extra > left:
                 break
-            candidate = former[: left + 1 - extra] + worth[option]
+            candidate = previous[: left + 1 - extra] + utilities[option]
             better = candidate > best[extra:] + tolerance
             best[extra:][better] = candidate[better]
             taken[i, extra:][better] = option
@@ -105,8 +105,9 @@ def divide(utility: FloatArray, slots: int) -> tuple[IntArray, float]:
 
 
 def _undominated(utility: FloatArray, slots: int) -> npt.NDArray[np.bool_]:
-    """Which counts may be part of an optimum: with a price a slot, those whose net utility falls short of
-    the job's best by no more than the gap between the Lagrangian bound and a feasible division."""
+    """[jobs, K + 1]: which counts may be part of an optimum. At a price per slot, these are the counts whose
+    net utility is below the job's best by at most the gap between the Lagrangian bound and the value of a
+    feasible division."""
     counts = np.arange(utility.shape[1])
     rows = np.arange(len(utility))
 
@@ -119,8 +120,8 @@ def _undominated(utility: FloatArray, slots: int) -> npt.NDArray[np.bool_]:
     net, chosen, value, used = at(price)
     feasible = value
     if used > slots:
-        # Each division bounds the bound from below by a line in the price. The next price is where the
-        # steepest lines met so far, of a division that fits and of one that does not, cross.
+        # Each division gives a line in the price that is a lower limit of the bound. The next price is where
+        # two lines cross: that of the best division found so far that fits, and that of one that does not.
         too_much, fits = (value, used), (float(utility[:, 0].sum()), 0)
         for _ in range(MAX_PRICES):
             price = (too_much[0] - fits[0]) / (too_much[1] - fits[1])
@@ -137,7 +138,7 @@ def _undominated(utility: FloatArray, slots: int) -> npt.NDArray[np.bool_]:
         feasible = fits[0] if used > slots else max(fits[0], value)
     best = net[rows, chosen]
     bound = float(best.sum()) + price * slots
-    # Of huge utilities, rounding may put the bound below the division that it bounds.
+    # With huge utilities, rounding may put the bound below the value that it bounds.
     slack = max(bound - feasible, 0.0) + TOLERANCE * (1.0 + abs(bound))
     return net >= best[:, None] - slack
 
@@ -172,7 +173,8 @@ class _Search:
         self.most = width - 1
         self.trials_left = max(MIN_TRIALS, TRIALS_A_JOB * len(jobs))
 
-    # Lists are quicker than arrays where single elements are looked up, and many rounds look up none.
+    # Looking up single elements is faster in lists than in arrays. Many rounds look up none at all, so the
+    # lists are made on demand.
 
     @cached_property
     def together(self) -> list[list[float]]:
@@ -210,8 +212,8 @@ class _Search:
         self.improve(counts.tolist(), aims, bound)
 
     def whole_nodes(self) -> FloatArray:
-        """Utilities [jobs, K + 1] with none for a job that would leave a part of its last node to nobody: a
-        few jobs that span nodes cannot share one, so that other divisions leave slots free."""
+        """Utilities [jobs, K + 1] without the counts that span nodes and use only a part of the last one.
+        Jobs that span nodes cannot share a node, so such counts may leave slots unused."""
         most = max(self.most_on_a_node, 1)
         together, spread = self.utilities
         spread = spread.copy()
@@ -229,7 +231,7 @@ class _Search:
         self.values = [together[0] for together in self.together]
 
     def place(self, counts: list[int], aims: list[float]) -> None:
-        """Rows for these counts, each worth its aim if there is room."""
+        """Give each job a row for its count, with the utility it aims at if there is room."""
         movers = []
         for j, (job, count) in enumerate(zip(self.jobs, counts, strict=True)):
             if count == 0:
@@ -238,13 +240,14 @@ class _Search:
                 self.put(j, job.present, self.keep[j])
             else:
                 movers.append(j)
-        # Those that have to span nodes need whole ones, so they go first.
+        # Jobs that have to span nodes need whole nodes, so they go first.
         movers.sort(key=lambda j: (self.together[j][counts[j]] > -math.inf, -counts[j]))
         for j in movers:
             self.insert(j, counts[j])
 
     def improve(self, counts: list[int], aims: list[float], bound: float) -> None:
-        """Take out jobs that are worth less than their aim, and partners, while that raises the sum."""
+        """Take out jobs whose utility is below their aim, alone or with a partner, while that raises the
+        sum."""
         tolerance = TOLERANCE * (1.0 + abs(bound))
         if self.is_done(bound, tolerance):
             return
@@ -268,28 +271,28 @@ class _Search:
         return self.trials_left == 0 or math.fsum(self.values) >= bound - tolerance
 
     def anywhere(self, j: int, most: int) -> float:
-        """What job j is worth with at most `most` replicas anywhere but where it is."""
+        """The best utility of job j with at most `most` replicas if it moves, given enough room."""
         alone, apart = self.best_together[j][most], self.best_spread[j][most]
         return float(max(self.together[j][alone], self.spread[j][apart]))
 
     def groups(self, loser: int, gain: float, elsewhere: list[float]) -> Iterable[tuple[int, ...]]:
-        """The loser alone, then with each placed job whose moving away may cost less than the loser can
-        gain by it: first those that move anyway."""
+        """The loser alone, then with each placed job that may lose less by moving than the loser can gain;
+        the cheapest first."""
         yield (loser,)
         costs = [(self.values[j] - elsewhere[j], j) for j, row in enumerate(self.rows) if row and j != loser]
         for _, j in sorted(partner for partner in costs if partner[0] < gain):
             yield loser, j
 
     def reinsert(self, group: tuple[int, ...], counts: list[int] | None, tolerance: float) -> bool:
-        """Take the group out and put it back in the best order; True if that is worth more."""
+        """Take the group out and put it back in the best order; True if that raises the sum."""
         if self.trials_left == 0:
             return False
         self.trials_left -= 1
         most = [counts[j] if counts else self.most for j in group]
-        former = [(j, self.rows[j], self.values[j]) for j in group]
-        best, best_value = former, sum([value for _, _, value in former]) + tolerance
-        # Of most groups it can be told without moving them that they are where they are best.
-        after = self.board.without([row for _, row, _ in former])
+        before = [(j, self.rows[j], self.values[j]) for j in group]
+        best, best_value = before, sum([value for _, _, value in before]) + tolerance
+        # For most groups a bound shows, without moving anything, that they cannot improve.
+        after = self.board.without([row for _, row, _ in before])
         if sum([self.at_most(j, count, after) for j, count in zip(group, most, strict=True)]) <= best_value:
             return False
         for j in group:
@@ -307,10 +310,10 @@ class _Search:
                     self.remove(j)
         for j, row, value in best:
             self.put(j, row, value)
-        return best is not former
+        return best is not before
 
     def at_most(self, j: int, most: int, board: Board | BoardView) -> float:
-        """What `insert` would make of job j on this board."""
+        """The utility that `insert` would reach for job j on this board."""
         alone = self.best_together[j][min(board.largest_free, most)]
         apart = self.best_spread[j][min(board.spread_free, most)]
         value: float = max(self.together[j][alone], self.spread[j][apart])
@@ -319,7 +322,7 @@ class _Search:
         return value
 
     def insert(self, j: int, most: int) -> None:
-        """Put job j, which has no slots, where it is worth most, with at most `most` replicas."""
+        """Put job j, which has no slots, where its utility is highest, with at most `most` replicas."""
         job, board = self.jobs[j], self.board
         alone = self.best_together[j][min(board.largest_free, most)]
         apart = self.best_spread[j][min(board.spread_free, most)]
@@ -331,7 +334,7 @@ class _Search:
         stays = job.present and self.present_size[j] <= most and self.keep[j] >= value
         if stays and board.fits(job.present):
             row, value = job.present, self.keep[j]
-        assert row is not None, "the board has room for what it offered"
+        assert row is not None, "the board has room for what it offers"
         self.put(j, row, value)
 
     def put(self, j: int, row: Row, value: float) -> None:

@@ -1,7 +1,7 @@
-"""throughput: the search of `pollux` with statistical efficiency taken for 1.
+"""throughput: the search of `pollux` with statistical efficiency assumed to be 1.
 
-This is the ablation on which the paper's claim rests: it maximises examples a second, so it takes the
-largest batch that pays in throughput, whatever that batch is worth to training.
+This ablation is the test of the paper's main claim. It maximises examples per second, so it chooses the
+largest batch that raises throughput, however little that batch helps training.
 """
 
 from services.scheduler.policies.pollux import GoodputPolicy

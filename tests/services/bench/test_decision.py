@@ -9,9 +9,9 @@ import pytest
 
 from common.lifecycle import UserError
 from services.bench.decision import first_view, next_view, run
-from services.scheduler.policies import OWN, make_policy
 from services.scheduler.policies.fixed import FixedPolicy
 from services.scheduler.policies.interface import ClusterView, Decision
+from services.scheduler.policies.registry import BUILT_IN, make_policy
 
 
 def test_a_result_has_the_times_and_how_close_to_the_bound_the_decisions_are() -> None:
@@ -67,7 +67,7 @@ def test_a_policy_that_fails_is_named_with_its_round_and_problem(
         def decide(self, view: ClusterView, memory: Any, seed: int) -> Decision:
             return super().decide(view, memory, seed) if seed == 0 else answer()
 
-    monkeypatch.setitem(OWN, "failing", Failing)
+    monkeypatch.setitem(BUILT_IN, "failing", Failing)
     with pytest.raises(UserError, match=f"policy 'failing' gave no valid decision in {problem}"):
         run(2, 2, 2, 3, "failing", 0)
 

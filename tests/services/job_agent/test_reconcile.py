@@ -1,4 +1,4 @@
-"""The agent's reconcile function: desired and running in, actions out."""
+"""The actions that `reconcile` derives from orders and running processes."""
 
 from dataclasses import dataclass, field
 
@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from common.protocol import JobOrder, Orders, ReplicaOrder, VerifyOrder
-from common.types import JobConfig, JobSpec, Placement
+from common.types import JobConfig, Placement
 from services.job_agent.reconcile import (
     LEAVES,
     Action,
@@ -24,56 +24,26 @@ from services.job_agent.reconcile import (
     reconcile,
     replica_order,
 )
+from tests.fixtures.job_orders import job_order, orders, verify_order
 
 NODE = "node-1"
 OTHER = "node-2"
 
 
-def spec(job_id: str) -> JobSpec:
-    return JobSpec(
-        id=job_id,
-        application="tiny",
-        seed=0,
-        target=1.0,
-        max_progress=10.0,
-        replicas=1,
-        batch_size=8,
-        min_batch_size=8,
-        max_batch_size=64,
-        min_atomic_batch=1,
-        max_atomic_batch=8,
-        max_replicas=4,
-    )
-
-
-def job_order(
+def resize(
     job_id: str, generation: int, here: int, other: int = 0, *, group: int = 0, other_first: bool = False
 ) -> JobOrder:
+    """An order for so many replicas on this node and on the other one."""
     placements = [Placement(node=NODE, replicas=here), Placement(node=OTHER, replicas=other)]
     if other_first:
         placements.reverse()
-    return JobOrder(
-        spec=spec(job_id),
-        generation=generation,
-        group=group or generation,
-        allocation=tuple(placement for placement in placements if placement.replicas),
-        config=JobConfig(atomic_batch=8),
-        store_host="127.0.0.1",
-        store_port=4242,
-    )
-
-
-def verify_order(job_id: str, checkpoint: str = "final", node: str = NODE) -> VerifyOrder:
-    return VerifyOrder(spec=spec(job_id), node=node, checkpoint=checkpoint, metric=1.0, progress=5.0)
-
-
-def orders(*jobs: JobOrder, verifications: tuple[VerifyOrder, ...] = (), version: int = 1) -> Orders:
-    return Orders(run_id="run", version=version, jobs=jobs, verifications=verifications)
+    allocation = tuple(placement for placement in placements if placement.replicas)
+    return job_order(job_id, generation, allocation, group=group)
 
 
 @dataclass
 class World:
-    """Carries actions out in memory, as the agent does with processes."""
+    """Carries out actions in memory, as the agent does with processes."""
 
     slots: int
     replicas: dict[str, ReplicaRecord] = field(default_factory=dict)
@@ -90,7 +60,7 @@ class World:
         return actions
 
     def exit(self, name: str) -> None:
-        """A process ends: remembered when nobody had told it to."""
+        """A process exits. It is remembered if it was not ordered to."""
         table = self.replicas if name in self.replicas else self.verifiers
         lost = name in self.verifiers and self.verifiers[name].lost_at is not None
         if table[name].phase is Phase.ACTIVE or lost:
@@ -99,18 +69,18 @@ class World:
             del table[name]
 
     def lose(self, verifier: str, version: int, phase: Phase) -> None:
-        """A verifier has died under these orders (GONE), or is given up (KILLED)."""
+        """A verifier died under these orders (GONE), or the agent gave it up (KILLED)."""
         lost = msgspec.structs.replace(self.verifiers[verifier], phase=phase, lost_at=version)
         self.verifiers[verifier] = lost
 
     def settle(self, present: Orders) -> None:
-        """Let everything that has to go exit, until there is nothing left to do."""
+        """Let processes exit that have to, until nothing is left to do."""
         for _ in range(100):
             actions = self.reconcile(present)
-            going = [p.name for p in self.processes if p.phase in (Phase.LEAVING, Phase.KILLED)]
-            if not actions and not going:
+            ending = [p.name for p in self.processes if p.phase in (Phase.LEAVING, Phase.KILLED)]
+            if not actions and not ending:
                 return
-            for name in going:
+            for name in ending:
                 self.exit(name)
         pytest.fail("does not settle")
 
@@ -125,7 +95,7 @@ class World:
     def ranks(self, job_id: str, phase: Phase = Phase.ACTIVE) -> dict[int, str]:
         found = [r for r in self.replicas.values() if r.job_id == job_id and r.phase is phase]
         ranks = {r.order.rank: r.name for r in found}
-        assert len(ranks) == len(found), "two processes with one rank"
+        assert len(ranks) == len(found), "two processes have the same rank"
         return ranks
 
     def _carry_out(self, action: Action) -> None:
@@ -157,16 +127,16 @@ class World:
         assert replica.phase in (Phase.ACTIVE, Phase.LEAVING)
         assert order.generation > replica.order.generation
         if replica.phase is Phase.LEAVING:
-            assert order.rank == LEAVES, "a leaver came back"
+            assert order.rank == LEAVES, "a leaving replica was called back"
         elif order.group == replica.order.group:
             assert order.rank == replica.order.rank, "a rank changed within its group"
         phase = Phase.LEAVING if order.rank == LEAVES else replica.phase
         self.replicas[replica.name] = msgspec.structs.replace(replica, order=order, phase=phase)
 
 
-def test_a_new_job_starts_one_process_a_rank_of_this_node() -> None:
+def test_a_new_job_starts_one_process_per_rank_on_this_node() -> None:
     world = World(slots=4)
-    job = job_order("a", 1, here=2, other=1, other_first=True)
+    job = resize("a", 1, here=2, other=1, other_first=True)
     actions = world.reconcile(orders(job))
     assert actions == [StartReplica(job=job, order=replica_order(job, rank)) for rank in (1, 2)]
     assert actions[0].order == ReplicaOrder(
@@ -182,40 +152,40 @@ def test_a_new_job_starts_one_process_a_rank_of_this_node() -> None:
     )
 
 
-def test_the_same_orders_again_do_nothing() -> None:
+def test_repeated_orders_do_nothing() -> None:
     world = World(slots=4)
-    present = orders(job_order("a", 1, here=2), verifications=(verify_order("b"),))
+    present = orders(resize("a", 1, here=2), verifications=(verify_order("b"),))
     assert len(world.reconcile(present)) == 3
     assert world.reconcile(present) == []
 
 
-def test_a_job_of_another_node_is_none_of_ours() -> None:
-    assert World(slots=4).reconcile(orders(job_order("a", 1, here=0, other=3))) == []
+def test_a_job_on_another_node_causes_no_action() -> None:
+    assert World(slots=4).reconcile(orders(resize("a", 1, here=0, other=3))) == []
 
 
 def test_a_batch_change_reaches_every_member_with_its_rank() -> None:
     world = World(slots=4)
-    world.reconcile(orders(job_order("a", 1, here=2)))
+    world.reconcile(orders(resize("a", 1, here=2)))
     members = world.ranks("a")
-    job = msgspec.structs.replace(job_order("a", 2, here=2, group=1), config=JobConfig(atomic_batch=4))
+    job = msgspec.structs.replace(resize("a", 2, here=2, group=1), config=JobConfig(atomic_batch=4))
     assert world.reconcile(orders(job)) == [
         SendOrder(name=members[rank], order=replica_order(job, rank)) for rank in (0, 1)
     ]
 
 
-def test_survivors_keep_their_order_and_newcomers_come_after_them() -> None:
+def test_survivors_keep_their_order_and_new_processes_come_after_them() -> None:
     world = World(slots=4)
-    world.reconcile(orders(job_order("a", 1, here=2, other=2, other_first=True)))
+    world.reconcile(orders(resize("a", 1, here=2, other=2, other_first=True)))
     first, second = (world.ranks("a")[rank] for rank in (2, 3))
-    world.reconcile(orders(job_order("a", 2, here=3, other=2)))
+    world.reconcile(orders(resize("a", 2, here=3, other=2)))
     assert world.ranks("a") == {0: first, 1: second, 2: "r3"}
 
 
 def test_the_last_ranks_leave_when_a_job_shrinks() -> None:
     world = World(slots=4)
-    world.reconcile(orders(job_order("a", 1, here=3)))
+    world.reconcile(orders(resize("a", 1, here=3)))
     first, second, third = (world.ranks("a")[rank] for rank in range(3))
-    job = job_order("a", 2, here=1, other=1)
+    job = resize("a", 2, here=1, other=1)
     assert world.reconcile(orders(job)) == [
         SendOrder(name=first, order=replica_order(job, 0)),
         SendOrder(name=second, order=replica_order(job, LEAVES)),
@@ -225,23 +195,23 @@ def test_the_last_ranks_leave_when_a_job_shrinks() -> None:
 
 def test_a_preempted_job_leaves_with_an_order_of_world_size_0() -> None:
     world = World(slots=4)
-    world.reconcile(orders(job_order("a", 1, here=2)))
-    actions = world.reconcile(orders(job_order("a", 2, here=0)))
+    world.reconcile(orders(resize("a", 1, here=2)))
+    actions = world.reconcile(orders(resize("a", 2, here=0)))
     assert [(a.order.rank, a.order.world_size, a.order.nodes) for a in actions] == [(LEAVES, 0, 0)] * 2
 
 
-def test_a_job_that_is_no_longer_named_is_killed_leavers_included() -> None:
+def test_a_job_that_is_no_longer_ordered_is_killed_including_leaving_replicas() -> None:
     world = World(slots=4)
-    world.reconcile(orders(job_order("a", 1, here=2)))
-    world.reconcile(orders(job_order("a", 2, here=1)))
+    world.reconcile(orders(resize("a", 1, here=2)))
+    world.reconcile(orders(resize("a", 2, here=1)))
     assert world.reconcile(orders()) == [Kill(name="r1"), Kill(name="r2")]
     assert world.reconcile(orders()) == []
 
 
 def test_starts_wait_until_leaving_processes_have_exited() -> None:
     world = World(slots=2)
-    world.reconcile(orders(job_order("a", 1, here=2)))
-    present = orders(job_order("a", 2, here=0), job_order("b", 1, here=2))
+    world.reconcile(orders(resize("a", 1, here=2)))
+    present = orders(resize("a", 2, here=0), resize("b", 1, here=2))
     assert all(isinstance(action, SendOrder) for action in world.reconcile(present))
     assert world.reconcile(present) == []
     world.exit("r1")
@@ -253,18 +223,18 @@ def test_starts_wait_until_leaving_processes_have_exited() -> None:
 
 def test_killed_processes_hold_their_slots_until_they_have_exited() -> None:
     world = World(slots=1)
-    world.reconcile(orders(job_order("a", 1, here=1)))
-    present = orders(job_order("b", 1, here=1))
+    world.reconcile(orders(resize("a", 1, here=1)))
+    present = orders(resize("b", 1, here=1))
     assert world.reconcile(present) == [Kill(name="r1")]
     world.exit("r1")
     assert [type(action) for action in world.reconcile(present)] == [StartReplica]
 
 
-def test_a_leaver_hears_of_newer_generations_and_is_replaced_rather_than_called_back() -> None:
+def test_a_leaving_replica_receives_newer_generations_and_is_replaced_not_called_back() -> None:
     world = World(slots=3)
-    world.reconcile(orders(job_order("a", 1, here=2)))
-    world.reconcile(orders(job_order("a", 2, here=1)))
-    job = job_order("a", 3, here=2)
+    world.reconcile(orders(resize("a", 1, here=2)))
+    world.reconcile(orders(resize("a", 2, here=1)))
+    job = resize("a", 3, here=2)
     assert world.reconcile(orders(job)) == [
         SendOrder(name="r2", order=replica_order(job, LEAVES)),
         SendOrder(name="r1", order=replica_order(job, 0)),
@@ -272,21 +242,21 @@ def test_a_leaver_hears_of_newer_generations_and_is_replaced_rather_than_called_
     ]
 
 
-def test_a_dead_rank_is_not_given_away_in_its_group_but_in_the_next() -> None:
+def test_the_rank_of_a_dead_process_is_reused_only_in_the_next_group() -> None:
     world = World(slots=4)
-    present = orders(job_order("a", 1, here=3))
+    present = orders(resize("a", 1, here=3))
     world.reconcile(present)
     world.exit("r2")
     assert world.reconcile(present) == []
-    assert world.reconcile(orders(job_order("a", 2, here=3, group=1)))[1].order.rank == 2
-    actions = world.reconcile(orders(job_order("a", 3, here=3)))
+    assert world.reconcile(orders(resize("a", 2, here=3, group=1)))[1].order.rank == 2
+    actions = world.reconcile(orders(resize("a", 3, here=3)))
     assert actions[0] == Forget(name="r2")
     assert world.ranks("a") == {0: "r1", 1: "r3", 2: "r4"}
 
 
-def test_a_finished_job_is_not_started_again_while_its_order_stands() -> None:
+def test_a_finished_job_is_not_started_again_while_it_is_still_ordered() -> None:
     world = World(slots=4)
-    present = orders(job_order("a", 1, here=2))
+    present = orders(resize("a", 1, here=2))
     world.reconcile(present)
     world.exit("r1")
     world.exit("r2")
@@ -294,17 +264,17 @@ def test_a_finished_job_is_not_started_again_while_its_order_stands() -> None:
     assert world.reconcile(orders()) == [Forget(name="r1"), Forget(name="r2")]
 
 
-def test_a_verifier_runs_once_for_a_claim_and_before_replicas_get_slots() -> None:
+def test_a_verifier_runs_once_per_claim_and_gets_a_slot_before_replicas() -> None:
     world = World(slots=1)
-    present = orders(job_order("a", 1, here=1), verifications=(verify_order("b"),))
+    present = orders(resize("a", 1, here=1), verifications=(verify_order("b"),))
     assert world.reconcile(present) == [StartVerifier(order=verify_order("b"))]
     world.exit("v1")
     assert [type(action) for action in world.reconcile(present)] == [StartReplica]
     assert world.reconcile(present) == []
-    assert world.reconcile(orders(job_order("a", 1, here=1))) == [Forget(name="v1")]
+    assert world.reconcile(orders(resize("a", 1, here=1))) == [Forget(name="v1")]
 
 
-def test_a_verification_for_another_node_or_withdrawn_has_no_process_here() -> None:
+def test_a_withdrawn_verification_or_one_on_another_node_has_no_process_here() -> None:
     world = World(slots=2)
     assert world.reconcile(orders(verifications=(verify_order("b", node=OTHER),))) == []
     world.reconcile(orders(verifications=(verify_order("b"),)))
@@ -312,7 +282,7 @@ def test_a_verification_for_another_node_or_withdrawn_has_no_process_here() -> N
 
 
 @pytest.mark.parametrize("phase", [Phase.GONE, Phase.KILLED])
-def test_a_lost_verifier_is_tried_again_only_by_newer_orders(phase: Phase) -> None:
+def test_a_lost_verifier_is_started_again_only_by_newer_orders(phase: Phase) -> None:
     world = World(slots=2)
     claim = (verify_order("b"),)
     world.reconcile(orders(verifications=claim, version=3))
@@ -327,7 +297,7 @@ def test_a_lost_verifier_is_tried_again_only_by_newer_orders(phase: Phase) -> No
     assert world.reconcile(orders(verifications=claim, version=5)) == []
 
 
-def test_a_verifier_that_was_given_up_holds_its_slot_until_it_has_exited() -> None:
+def test_a_verifier_that_is_being_killed_holds_its_slot_until_it_has_exited() -> None:
     world = World(slots=1)
     claim = (verify_order("b"),)
     world.reconcile(orders(verifications=claim))
@@ -347,7 +317,7 @@ JOBS = ("a", "b", "c")
 
 @st.composite
 def scripts(draw: st.DrawFn) -> tuple[int, list[tuple[str, int, int]]]:
-    """Slots of the node, and steps: (what, which job or process, replicas)."""
+    """Slots of the node, and steps: (what happens, number of a job or process, replicas)."""
     slots = draw(st.integers(1, 5))
     steps = st.tuples(
         st.sampled_from(["resize", "batch", "remove", "verify", "lost", "exit", "unverified", "again"]),
@@ -359,7 +329,7 @@ def scripts(draw: st.DrawFn) -> tuple[int, list[tuple[str, int, int]]]:
 
 @settings(max_examples=300, deadline=None)
 @given(scripts())
-def test_any_sequence_of_orders_keeps_to_the_capacity_and_converges(
+def test_any_sequence_of_orders_respects_the_slots_and_converges(
     script: tuple[int, list[tuple[str, int, int]]],
 ) -> None:
     slots, steps = script
@@ -375,7 +345,7 @@ def test_any_sequence_of_orders_keeps_to_the_capacity_and_converges(
         job_id = JOBS[which % len(JOBS)]
         if what == "resize" and fits(job_id, replicas):
             verifications.pop(job_id, None)
-            jobs[job_id] = job_order(job_id, generation, replicas, other=which % 2)
+            jobs[job_id] = resize(job_id, generation, replicas, other=which % 2)
         elif what == "batch" and job_id in jobs:
             jobs[job_id] = msgspec.structs.replace(jobs[job_id], generation=generation)
         elif what == "remove":

@@ -1,4 +1,4 @@
-"""Child processes of the agent: start, pipes, the stop ladder, and what is left behind (nothing)."""
+"""Child processes of the agent: start, pipes, end, and that none is left behind."""
 
 import multiprocessing.forkserver
 import os
@@ -15,16 +15,16 @@ import pytest
 
 from common.lifecycle import StopFlag
 from common.messaging.reactor import Reactor
-from services.job_agent.replicas import Exit, Processes
-from tests.fixtures.child_bodies import echo, exit_with, ignore_everything, talk_and_finish, tell_signals
+from services.job_agent.replicas import Exit, Processes, find_fork_server, is_alive
+from tests.fixtures.child_bodies import echo, exit_with, ignore_everything, report_signals, talk_and_finish
 
 GRACE_S = 0.5
 PATIENCE_S = 45.0
 LATE_S = 0.3
 
 
-class Host:
-    """Processes with a real reactor; keeps what they say."""
+class ProcessHost:
+    """`Processes` with a real reactor; keeps messages, exits and ports."""
 
     def __init__(self) -> None:
         self.reactor = Reactor(StopFlag())
@@ -47,7 +47,7 @@ class Host:
         self.broken += 1
 
     def until(self, predicate: Callable[[], bool], timeout_s: float = PATIENCE_S) -> None:
-        assert self.reactor.run_until(predicate, timeout_s), "it did not happen in time"
+        assert self.reactor.run_until(predicate, timeout_s), "not in time"
 
     def prepare(self) -> None:
         ports = len(self.ports)
@@ -59,14 +59,14 @@ class Host:
         assert pid is not None
         return pid
 
-    def said(self, name: str) -> list[bytes]:
-        return [data for who, data in self.messages if who == name]
+    def messages_of(self, name: str) -> list[bytes]:
+        return [data for sender, data in self.messages if sender == name]
 
 
 @pytest.fixture(scope="module")
-def prepared() -> Iterator[Host]:
-    host = Host()
-    host.processes.close()  # a forkserver that another test of this process has started
+def prepared() -> Iterator[ProcessHost]:
+    host = ProcessHost()
+    host.processes.close()  # end a fork server that another test in this process has started
     host.prepare()
     yield host
     host.processes.end_children(5.0)
@@ -75,7 +75,7 @@ def prepared() -> Iterator[Host]:
 
 
 @pytest.fixture
-def host(prepared: Host) -> Iterator[Host]:
+def host(prepared: ProcessHost) -> Iterator[ProcessHost]:
     yield prepared
     prepared.processes.end_children(5.0)
     assert prepared.processes.living == 0
@@ -83,54 +83,56 @@ def host(prepared: Host) -> Iterator[Host]:
     prepared.messages.clear()
 
 
-def test_the_store_listens_where_it_says(host: Host) -> None:
+def test_the_store_listens_on_its_port(host: ProcessHost) -> None:
     with socket.create_connection(("127.0.0.1", host.ports[-1]), timeout=5.0):
         pass
 
 
-def test_a_process_gets_its_start_and_talks_both_ways(host: Host, tmp_path: Path) -> None:
+def test_a_process_gets_its_start_message_and_exchanges_messages(host: ProcessHost, tmp_path: Path) -> None:
     host.start("a", echo, tmp_path / "deep" / "a.log", b"go")
-    host.until(lambda: bool(host.said("a")))
+    host.until(lambda: bool(host.messages_of("a")))
     assert host.processes.send("a", b"hello")
-    host.until(lambda: len(host.said("a")) == 2)
-    assert host.said("a") == [b"ready go", b"hello"]
+    host.until(lambda: len(host.messages_of("a")) == 2)
+    assert host.messages_of("a") == [b"ready go", b"hello"]
 
 
-def test_all_messages_of_a_process_come_before_its_exit(host: Host, tmp_path: Path) -> None:
+def test_all_messages_of_a_process_come_before_its_exit(host: ProcessHost, tmp_path: Path) -> None:
     host.start("a", talk_and_finish, tmp_path / "a.log")
     host.until(lambda: "a" in host.exits)
-    assert host.said("a") == [b"%d" % number for number in range(500)]
+    assert host.messages_of("a") == [b"%d" % number for number in range(500)]
     assert host.exits["a"] == Exit(code=0, finished=True)
 
 
 @pytest.mark.parametrize("code", [0, 3, 255])
-def test_an_exit_without_the_final_word_is_told_apart(host: Host, tmp_path: Path, code: int) -> None:
+def test_an_exit_before_the_work_is_done_is_recognised(host: ProcessHost, tmp_path: Path, code: int) -> None:
     host.start("a", exit_with, tmp_path / "a.log", str(code).encode())
     host.until(lambda: "a" in host.exits)
     assert host.exits["a"] == Exit(code=code, finished=False)
-    assert host.said("a") == [b"one more thing"]
+    assert host.messages_of("a") == [b"one more thing"]
     assert (tmp_path / "a.log").read_text() == "last words\n"
 
 
-def test_a_process_that_dies_by_a_signal_is_reported_with_it(host: Host, tmp_path: Path) -> None:
+def test_a_process_that_dies_by_a_signal_is_reported_with_the_signal(
+    host: ProcessHost, tmp_path: Path
+) -> None:
     pid = host.start("a", echo, tmp_path / "a.log")
-    host.until(lambda: bool(host.said("a")))
+    host.until(lambda: bool(host.messages_of("a")))
     os.kill(pid, signal.SIGSEGV)
     host.until(lambda: "a" in host.exits)
     assert host.exits["a"].code == -signal.SIGSEGV
 
 
-def test_kill_ends_an_obedient_process_at_once(host: Host, tmp_path: Path) -> None:
+def test_kill_ends_a_cooperative_process_without_sigkill(host: ProcessHost, tmp_path: Path) -> None:
     host.start("a", echo, tmp_path / "a.log")
-    host.until(lambda: bool(host.said("a")))
+    host.until(lambda: bool(host.messages_of("a")))
     host.processes.kill("a")
     host.until(lambda: "a" in host.exits)
     assert host.exits["a"].code != -signal.SIGKILL
 
 
-def test_kill_ends_a_process_that_ignores_its_pipe_and_sigterm(host: Host, tmp_path: Path) -> None:
+def test_kill_ends_a_process_that_ignores_its_pipe_and_sigterm(host: ProcessHost, tmp_path: Path) -> None:
     host.start("a", ignore_everything, tmp_path / "a.log")
-    host.until(lambda: bool(host.said("a")))
+    host.until(lambda: bool(host.messages_of("a")))
     start_s = time.monotonic()
     host.processes.kill("a")
     host.processes.kill("a")
@@ -139,7 +141,7 @@ def test_kill_ends_a_process_that_ignores_its_pipe_and_sigterm(host: Host, tmp_p
     assert time.monotonic() - start_s >= GRACE_S
 
 
-def test_a_process_that_does_not_read_never_blocks_the_agent(host: Host, tmp_path: Path) -> None:
+def test_a_process_that_does_not_read_never_blocks_the_agent(host: ProcessHost, tmp_path: Path) -> None:
     host.start("a", ignore_everything, tmp_path / "a.log")
     sent = 0
     while host.processes.send("a", bytes(1000)):
@@ -148,36 +150,38 @@ def test_a_process_that_does_not_read_never_blocks_the_agent(host: Host, tmp_pat
     assert sent > 10
 
 
-def test_sending_to_a_process_that_has_ended_is_no_error(host: Host, tmp_path: Path) -> None:
+def test_sending_to_an_ended_process_is_no_error(host: ProcessHost, tmp_path: Path) -> None:
     host.start("a", exit_with, tmp_path / "a.log", b"0")
     host.until(lambda: "a" in host.exits)
     assert host.processes.send("a", b"too late")
 
 
-def test_a_job_process_hears_sigterm_but_no_ctrl_c_and_prints_to_its_file(host: Host, tmp_path: Path) -> None:
-    host.start("a", tell_signals, tmp_path / "a.log")
+def test_a_job_process_receives_sigterm_but_not_sigint_and_prints_to_its_file(
+    host: ProcessHost, tmp_path: Path
+) -> None:
+    host.start("a", report_signals, tmp_path / "a.log")
     host.until(lambda: "a" in host.exits)
-    assert host.said("a") == [b"blocked: SIGINT"]
+    assert host.messages_of("a") == [b"blocked: SIGINT"]
     assert (tmp_path / "a.log").read_text() == "to stdout\nto stderr\n"
 
 
 def test_a_start_costs_milliseconds_and_leaves_no_descriptor_and_no_zombie(
-    host: Host, tmp_path: Path
+    host: ProcessHost, tmp_path: Path
 ) -> None:
     me = psutil.Process()
 
     def round_trip(name: str) -> float:
-        """CPU time of a start, in seconds: of the new process until it talks, and of those who made it.
-        Torch is there, but to import it would cost more than a second."""
+        """CPU seconds of a start: of the new process up to its first message, of the agent and of the fork
+        server. Torch is loaded; importing it would take more than a second."""
         pid = host.start(name, echo, tmp_path / f"{name}.log")
-        host.until(lambda: bool(host.said(name)))
+        host.until(lambda: bool(host.messages_of(name)))
         assert "libtorch" in Path(f"/proc/{pid}/maps").read_text()
         child = psutil.Process(pid)
-        forkserver = child.parent()
-        assert forkserver is not None
-        makers_s = cpu_time_s(me) + cpu_time_s(forkserver)
-        cost_s = cpu_time_s(child) + makers_s - spent_s[-1]
-        spent_s.append(makers_s)
+        fork_server = child.parent()
+        assert fork_server is not None
+        parents_s = cpu_time_s(me) + cpu_time_s(fork_server)
+        cost_s = cpu_time_s(child) + parents_s - spent_s[-1]
+        spent_s.append(parents_s)
         host.processes.kill(name)
         host.until(lambda: name in host.exits)
         return cost_s
@@ -197,26 +201,26 @@ def cpu_time_s(process: psutil.Process) -> float:
     return float(times.user + times.system)
 
 
-def test_when_the_forkserver_dies_everything_ends_and_can_be_prepared_anew(
-    host: Host, tmp_path: Path
+def test_when_the_fork_server_dies_all_processes_end_and_can_be_prepared_again(
+    host: ProcessHost, tmp_path: Path
 ) -> None:
     pid = host.start("a", ignore_everything, tmp_path / "a.log")
-    host.until(lambda: bool(host.said("a")))
+    host.until(lambda: bool(host.messages_of("a")))
     orphan = psutil.Process(pid)
     broken = host.broken
-    forkserver = orphan.parent()
-    assert forkserver is not None
-    forkserver.kill()
+    fork_server = orphan.parent()
+    assert fork_server is not None
+    fork_server.kill()
     host.until(lambda: host.broken == broken + 1 and "a" in host.exits)
     assert host.exits["a"] == Exit(code=-signal.SIGKILL, finished=False)
     orphan.wait(5.0)
     assert host.processes.start("b", echo, b"", tmp_path / "b.log") is None
     host.prepare()
     host.start("c", echo, tmp_path / "c.log")
-    host.until(lambda: bool(host.said("c")))
+    host.until(lambda: bool(host.messages_of("c")))
 
 
-def kill_store(host: Host) -> None:
+def kill_store(host: ProcessHost) -> None:
     broken, port = host.broken, host.ports[-1]
     store = next(
         process
@@ -227,14 +231,16 @@ def kill_store(host: Host) -> None:
     host.until(lambda: host.broken > broken)
 
 
-def test_when_the_store_dies_the_agent_is_told_once(host: Host) -> None:
+def test_the_death_of_the_store_is_reported_once(host: ProcessHost) -> None:
     broken = host.broken
     kill_store(host)
     host.prepare()
     assert host.broken == broken + 1
 
 
-def test_a_store_may_answer_before_its_pid_is_known(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_may_be_ready_before_its_pid_is_known(
+    host: ProcessHost, monkeypatch: pytest.MonkeyPatch
+) -> None:
     kill_store(host)
     read_pid = multiprocessing.forkserver.read_signed
 
@@ -245,6 +251,16 @@ def test_a_store_may_answer_before_its_pid_is_known(host: Host, monkeypatch: pyt
 
     monkeypatch.setattr("multiprocessing.forkserver.read_signed", read_pid_late)
     host.prepare()
-    kill_store(host)  # and not the agent, which an unknown pid once stood for
+    kill_store(host)  # must not kill the agent itself
     monkeypatch.undo()
+    host.prepare()
+
+
+def test_a_closed_host_leaves_no_process_but_the_resource_tracker_and_can_be_prepared_again(
+    host: ProcessHost,
+) -> None:
+    host.processes.close()
+    left = [child for child in psutil.Process().children(recursive=True) if is_alive(child)]
+    assert all("multiprocessing.resource_tracker" in " ".join(child.cmdline()) for child in left)
+    assert find_fork_server() is None
     host.prepare()

@@ -59,8 +59,8 @@ def test_a_job_that_is_no_longer_in_the_table_has_ended_and_is_remembered(driver
     assert [row.id for row in table().jobs] == ["mine-2"]
     assert arrivals.all_ended(table())
     assert arrivals.failures(table()) == [
-        "mine-1: cancelled: cancelled by its user",
-        "mine-2: cancelled: cancelled by its user",
+        "mine-1: cancelled: cancelled on request",
+        "mine-2: cancelled: cancelled on request",
     ]
 
 

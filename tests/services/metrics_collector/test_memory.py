@@ -1,4 +1,4 @@
-"""The memory across jobs: what siblings showed starts a new job, and its own data corrects that."""
+"""The memory across jobs: earlier jobs give a new job its first model, and its own data corrects it."""
 
 import msgspec
 import pytest
@@ -45,15 +45,15 @@ def modelled(profile: JobProfile, nodes: int, replicas: int, atomic: int) -> flo
     return float(step_time(profile.parameters, nodes, replicas, atomic, 1))
 
 
-def taught(**jobs: tuple[ProfilePoint, ...]) -> Memory:
+def memory_of(**jobs: tuple[ProfilePoint, ...]) -> Memory:
     memory = Memory()
-    for name, shown in jobs.items():
-        memory.learn_points("app", name, shown)
+    for name, measured in jobs.items():
+        memory.learn_points("app", name, measured)
     return memory
 
 
-def test_a_new_job_starts_from_the_model_of_all_points_that_its_siblings_showed() -> None:
-    memory = taught(a=points(*ALL[:6]), b=points(*ALL[6:10]), c=points(*ALL[10:]))
+def test_a_new_job_starts_from_a_model_of_all_points_of_its_application() -> None:
+    memory = memory_of(a=points(*ALL[:6]), b=points(*ALL[6:10]), c=points(*ALL[10:]))
     recalled = memory.recall("app", "new", NEW)
     for configuration in ((1, 1, 32), (1, 3, 64), (2, 6, 100), (4, 12, 64)):
         truth = float(step_time(TRUTH, *configuration, 1))
@@ -63,16 +63,16 @@ def test_a_new_job_starts_from_the_model_of_all_points_that_its_siblings_showed(
     assert recalled.max_profiled_replicas == 0
 
 
-def test_an_application_of_which_nothing_is_known_leaves_the_profile_as_it_is() -> None:
-    memory = taught(a=points(*ALL))
+def test_an_unknown_application_leaves_the_profile_unchanged() -> None:
+    memory = memory_of(a=points(*ALL))
     assert memory.recall("other", "new", NEW) == NEW
     own = JobProfile(job_id="new", parameters=TRUTH, max_profiled_replicas=3)
     memory.learn_need("another", "a", 0.9, 100.0)
     assert memory.recall("another", "new", own, 0.9) == msgspec.structs.replace(own, needed_progress=100.0)
 
 
-def test_a_jobs_own_times_correct_the_pool_by_one_factor() -> None:
-    memory = taught(a=points(*ALL), b=points(*ALL))
+def test_the_times_of_a_job_correct_the_common_model_by_one_factor() -> None:
+    memory = memory_of(a=points(*ALL), b=points(*ALL))
     usual = memory.recall("app", "new", NEW)
     own = msgspec.structs.replace(NEW, points=points((1, 1, 16), (1, 2, 16), slower=3.0))
     memory.learn_points("app", "new", own.points)
@@ -85,19 +85,19 @@ def test_a_jobs_own_times_correct_the_pool_by_one_factor() -> None:
     for configuration in ((1, 1, 64), (2, 8, 128)):
         expected = modelled(usual, *configuration)
         assert modelled(again, *configuration) == pytest.approx(expected, rel=0.01), (
-            "the slow job changes no sibling"
+            "the slow job does not change the model of other jobs"
         )
 
 
-def test_a_job_that_shares_no_configuration_is_taken_for_like_its_siblings() -> None:
-    memory = taught(a=points((1, 1, 16), (1, 1, 64)))
+def test_a_job_that_shares_no_configuration_gets_the_common_model() -> None:
+    memory = memory_of(a=points((1, 1, 16), (1, 1, 64)))
     own = msgspec.structs.replace(NEW, points=points((1, 2, 16), slower=2.0))
     recalled = memory.recall("app", "new", own)
     assert modelled(recalled, 1, 1, 16) == pytest.approx(modelled(memory.recall("app", "x", NEW), 1, 1, 16))
 
 
-def test_what_is_learned_twice_changes_nothing() -> None:
-    memory = taught(a=points(*ALL[:6]), b=points(*ALL[3:], slower=1.7))
+def test_learning_the_same_twice_changes_nothing() -> None:
+    memory = memory_of(a=points(*ALL[:6]), b=points(*ALL[3:], slower=1.7))
     memory.learn_statistics("app", "a", FIRST)
     memory.learn_need("app", "a", 0.9, 120.0)
     before = memory.record()
@@ -112,35 +112,35 @@ def test_what_is_learned_twice_changes_nothing() -> None:
         for kept in (before, after)
     ]
     assert times[0].keys() == times[1].keys()
-    for configuration, of_jobs in times[0].items():
-        for job, seconds in of_jobs.items():
+    for configuration, by_job in times[0].items():
+        for job, seconds in by_job.items():
             assert times[1][configuration][job] == pytest.approx(seconds, rel=0.01)
 
 
-def test_a_jobs_own_statistics_go_before_those_remembered_once_they_can_be_trusted() -> None:
-    memory = taught(a=points(*ALL[:1]))
+def test_the_trusted_statistics_of_a_job_take_precedence_over_remembered_ones() -> None:
+    memory = memory_of(a=points(*ALL[:1]))
     doubtful = GradientStatistics(sqr=5.0, var=5.0, trusted=False)
     unsure = JobProfile(job_id="new", statistics=doubtful)
     assert memory.recall("app", "new", unsure).statistics == doubtful
     for name, var in (("a", 2.0), ("b", 8.0), ("c", 20.0)):
         memory.learn_statistics("app", name, GradientStatistics(sqr=1.0, var=var))
-    assert memory.recall("app", "new", unsure).statistics == FIRST, "the median of the first ones"
+    assert memory.recall("app", "new", unsure).statistics == FIRST, "the median of the first statistics"
     assert memory.recall("app", "new", NEW).statistics == FIRST
     own = GradientStatistics(sqr=2.0, var=1.0)
     assert memory.recall("app", "new", JobProfile(job_id="new", statistics=own)).statistics == own
 
 
-def test_needed_progress_is_told_for_targets_within_those_that_were_reached() -> None:
+def test_needed_progress_is_known_for_targets_between_those_that_were_reached() -> None:
     memory = Memory()
     for job, target, progress in (("a", 0.8, 100.0), ("b", 0.9, 200.0), ("c", 0.9, 300.0), ("d", 0.9, 900.0)):
         memory.learn_need("app", job, target, progress)
-    told = {t: memory.recall("app", "n", NEW, t).needed_progress for t in (0.7, 0.8, 0.85, 0.9, 0.95)}
-    assert told == pytest.approx({0.7: 0.0, 0.8: 100.0, 0.85: 200.0, 0.9: 300.0, 0.95: 0.0})
+    needed = {t: memory.recall("app", "n", NEW, t).needed_progress for t in (0.7, 0.8, 0.85, 0.9, 0.95)}
+    assert needed == pytest.approx({0.7: 0.0, 0.8: 100.0, 0.85: 200.0, 0.9: 300.0, 0.95: 0.0})
     assert memory.recall("app", "n", NEW).needed_progress == 0.0, "without a target"
 
 
-def test_a_record_brings_everything_back() -> None:
-    memory = taught(a=points(*ALL), b=points(*ALL[:4], slower=0.5))
+def test_a_written_record_restores_the_memory() -> None:
+    memory = memory_of(a=points(*ALL), b=points(*ALL[:4], slower=0.5))
     memory.learn_statistics("app", "a", FIRST)
     memory.learn_need("app", "b", 0.9, 120.0)
     written = msgspec.json.encode(memory.record())
@@ -149,7 +149,7 @@ def test_a_record_brings_everything_back() -> None:
     assert again.recall("app", "c", NEW, 0.9) == memory.recall("app", "c", NEW, 0.9)
 
 
-def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_module, "MAX_JOBS", 2)
     monkeypatch.setattr(memory_module, "MAX_CONFIGURATIONS", 3)
     memory = Memory()
@@ -164,15 +164,15 @@ def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(kept.first_statistics) == list(kept.needed) == ["job-3", "job-4"]
 
 
-def test_the_model_is_fitted_anew_only_for_something_new(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_is_fitted_again_only_for_new_or_changed_times(monkeypatch: pytest.MonkeyPatch) -> None:
     fits: list[int] = []
 
-    def counted(shown: list[ProfilePoint]) -> Fit:
-        fits.append(len(shown))
-        return fit_throughput(shown)
+    def counted(measured: list[ProfilePoint]) -> Fit:
+        fits.append(len(measured))
+        return fit_throughput(measured)
 
     monkeypatch.setattr(memory_module, "fit_throughput", counted)
-    memory = taught(a=points(*ALL[:3]))
+    memory = memory_of(a=points(*ALL[:3]))
     first = memory.recall("app", "new", NEW).parameters
     memory.learn_points("app", "a", points(*ALL[:3], slower=1.05))
     assert memory.recall("app", "new", NEW).parameters == first
@@ -183,7 +183,7 @@ def test_the_model_is_fitted_anew_only_for_something_new(monkeypatch: pytest.Mon
     assert fits == [3, 3, 4]
 
 
-def test_a_scaled_model_takes_that_many_times_as_long() -> None:
+def test_a_scaled_model_gives_scaled_times() -> None:
     slow = scaled(TRUTH, 2.5)
     for configuration in ((1, 1, 16, 0), (1, 4, 64, 2), (3, 9, 32, 1)):
         expected = 2.5 * float(step_time(TRUTH, *configuration))

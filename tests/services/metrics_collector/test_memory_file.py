@@ -1,4 +1,4 @@
-"""The memory's file: whole or not there, and never in the way of a start."""
+"""The memory's file: it is complete or missing, and never stops a collector from starting."""
 
 from pathlib import Path
 
@@ -17,17 +17,17 @@ def some_memory() -> Memory:
     return memory
 
 
-def test_what_was_saved_comes_back(tmp_path: Path) -> None:
+def test_a_saved_memory_is_loaded_again(tmp_path: Path) -> None:
     path = tmp_path / "logs" / "memory.json"
     assert load_memory(path).record() == Memory().record()
     memory = some_memory()
     save_memory(path, memory)
     assert load_memory(path).record() == memory.record()
-    assert [entry.name for entry in path.parent.iterdir()] == ["memory.json"], "nothing is left beside it"
+    assert [entry.name for entry in path.parent.iterdir()] == ["memory.json"], "no other file is left"
 
 
 @pytest.mark.parametrize("damage", ["cut", "version", "negative", "foreign", "binary"])
-def test_a_file_that_cannot_be_used_is_reported_and_left_aside(
+def test_a_file_that_cannot_be_used_is_reported_and_moved_aside(
     tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "memory.json"
@@ -46,26 +46,24 @@ def test_a_file_that_cannot_be_used_is_reported_and_left_aside(
     assert load_memory(path).record() == Memory().record()
     assert (tmp_path / "broken-memory.json").read_bytes() == broken
     assert not path.exists()
-    told = capsys.readouterr()
-    assert "starts empty" in told.out + told.err
+    output = capsys.readouterr()
+    assert "starts empty" in output.out + output.err
 
 
-def test_of_several_broken_files_each_is_kept_and_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_several_broken_files_are_all_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for number, name in enumerate(["broken-memory.json", "broken-2-memory.json", "broken-3-memory.json"]):
         (tmp_path / "memory.json").write_text(f"broken {number}")
         load_memory(tmp_path / "memory.json")
-        told = capsys.readouterr()
-        assert str(tmp_path / name) in told.out + told.err
+        output = capsys.readouterr()
+        assert str(tmp_path / name) in output.out + output.err
         assert (tmp_path / name).read_text() == f"broken {number}"
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_place_that_cannot_be_written_is_reported(
+def test_a_path_that_cannot_be_written_is_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "logs").write_text("a file, not a folder")
     save_memory(tmp_path / "logs" / "memory.json", some_memory())
-    told = capsys.readouterr()
-    assert "was not written" in told.out + told.err
+    output = capsys.readouterr()
+    assert "was not written" in output.out + output.err

@@ -1,3 +1,5 @@
+"""The job table as people see it: on terminals of any size, as lines, and with hostile text."""
+
 import io
 
 import pytest
@@ -56,7 +58,7 @@ def drawn(shown: JobTable, width: int = 140, height: int = 40, colour: bool = Fa
     return console.file.getvalue().splitlines()  # type: ignore[attr-defined]
 
 
-def test_the_view_shows_each_job_with_its_slots_batch_metric_and_last_decision():
+def test_the_table_shows_each_job_with_its_slots_batch_metric_and_last_decision():
     placed = (Placement(node="node-1", replicas=2), Placement(node="node-2", replicas=1))
     lines = drawn(table(row(1, allocation=placed), row(2, JobState.PENDING, metric=None)))
     running, waiting = (next(line for line in lines if f"job-{number}" in line) for number in (1, 2))
@@ -67,27 +69,27 @@ def test_the_view_shows_each_job_with_its_slots_batch_metric_and_last_decision()
     assert "run-1  pollux, round 7: 1 pending, 1 running" in lines[0]
 
 
-def test_the_view_shows_how_many_slots_of_each_node_are_in_use():
+def test_the_table_shows_how_many_slots_of_each_node_are_in_use():
     both = (Placement(node="node-1", replicas=3), Placement(node="node-2", replicas=1))
     lines = drawn(table(row(1, allocation=both), row(2), row(3, JobState.COMPLETED, allocation=both)))
     assert lines[1] == "node-1  ■■■■  4/4  speed 0.2"
     assert lines[2] == "node-2  ■□□□  1/4  speed 0.5"
 
 
-def test_a_larger_allocation_than_a_node_has_is_shown_as_it_is():
+def test_an_allocation_larger_than_its_node_is_shown():
     assert "5/4" in drawn(table(row(1, allocation=(Placement(node="node-1", replicas=5),))))[1]
 
 
 @pytest.mark.parametrize("width", [1, 10, 20, 40, 60, 80, 120, 300])
 @pytest.mark.parametrize("height", [1, 5, 24, 60])
-def test_the_view_of_500_jobs_fits_every_terminal(width, height):
+def test_500_jobs_fit_every_terminal(width, height):
     rows = [row(number, list(JobState)[number % len(JobState)]) for number in range(500)]
     lines = drawn(table(*rows), width, height)
     assert len(lines) <= max(height, 6)
     assert all(len(line) <= width for line in lines)
 
 
-def test_jobs_without_room_are_counted_and_active_ones_and_newest_ends_come_first():
+def test_jobs_that_do_not_fit_are_counted_and_active_and_newest_jobs_come_first():
     ended = [row(number, JobState.COMPLETED) for number in range(30)]
     lines = drawn(table(*ended, row(30), row(31, JobState.PENDING)), height=14)
     shown = [line.split()[0] for line in lines if "job-" in line]
@@ -95,7 +97,7 @@ def test_jobs_without_room_are_counted_and_active_ones_and_newest_ends_come_firs
     assert "... and 24 more jobs: 24 completed" in lines[-1]
 
 
-def test_nodes_without_room_are_summed_up():
+def test_nodes_that_do_not_fit_are_summed_up():
     nodes = tuple(Node(name=f"node-{number}", slots=4, slot_speed=1.0) for number in range(1, 1001))
     lines = drawn(table(row(1), row(2), nodes=nodes), height=20)
     assert len(lines) < 20
@@ -103,7 +105,7 @@ def test_nodes_without_room_are_summed_up():
     assert lines[5] == "996 more nodes  0/3984"
 
 
-def test_a_cluster_without_nodes_and_jobs_has_a_view():
+def test_a_cluster_without_nodes_and_jobs_can_be_shown():
     empty = table(nodes=(), jobs=())
     assert "no jobs" in drawn(empty)[0]
     assert "no nodes" in status_line(empty)
@@ -112,7 +114,7 @@ def test_a_cluster_without_nodes_and_jobs_has_a_view():
 
 
 @pytest.mark.parametrize("field", ["id", "application", "reason"])
-def test_nothing_that_a_user_wrote_is_markup_or_moves_the_cursor(field):
+def test_text_of_users_is_never_markup_and_never_moves_the_cursor(field):
     hostile = table(row(1, **{field: HOSTILE}), run_id=HOSTILE, policy=HOSTILE)
     view = "\n".join(drawn(hostile, width=400))
     assert "[bold red]x[/nope]" in view
@@ -136,14 +138,14 @@ def test_hostile_node_names_are_harmless():
 
 
 @pytest.mark.parametrize("number", [float("nan"), float("inf"), -1.0, 1e300])
-def test_odd_numbers_are_shown_and_do_not_stop_the_view(number):
+def test_unusual_numbers_can_be_shown(number):
     odd = table(row(1, metric=number, progress=number), row(2, max_progress=number), now_s=number)
     assert len(drawn(odd)) > 5
     assert len(job_lines(odd)) == 3
     assert change_lines(None, odd)
 
 
-def test_job_lines_stand_in_columns():
+def test_job_lines_are_aligned_in_columns():
     lines = job_lines(table(row(1), row(22, JobState.PENDING)))
     assert [line.index("digits-cnn") for line in lines[1:]] == [lines[0].index("APPLICATION")] * 2
     assert [line.index("reason of") for line in lines[1:]] == [lines[0].index("LAST DECISION")] * 2
@@ -168,7 +170,7 @@ def test_only_changes_of_state_slots_or_batch_make_a_line():
     assert len(change_lines(None, new)) == 5
 
 
-def test_the_status_line_says_where_the_run_stands():
+def test_the_status_line_describes_the_run():
     placed = (Placement(node="node-2", replicas=3),)
     line = status_line(table(row(1, allocation=placed), row(2, JobState.COMPLETED)))
     assert (
@@ -176,7 +178,7 @@ def test_the_status_line_says_where_the_run_stands():
     )
 
 
-def test_ended_jobs_that_the_table_leaves_out_are_counted_everywhere():
+def test_ended_jobs_left_out_of_the_table_are_counted():
     shown = table(row(1, JobState.COMPLETED), row(2), left_out=4000)
     assert "1 completed, and 4000 that ended earlier" in status_line(shown)
     assert "4000 that ended earlier" in drawn(shown)[0]

@@ -1,4 +1,4 @@
-"""The scheduler's core, driven by hand-made inputs in memory."""
+"""The scheduler's core, driven in memory."""
 
 import pytest
 
@@ -38,13 +38,7 @@ from tests.fixtures.scheduler_driver import (
     make_spec,
     placed,
     run_job,
-    two_nodes,
 )
-
-
-@pytest.fixture
-def driver() -> Driver:
-    return two_nodes()
 
 
 def test_a_job_walks_from_submission_to_a_verified_completion(driver: Driver) -> None:
@@ -81,7 +75,7 @@ def test_the_same_submission_again_is_accepted_once(driver: Driver) -> None:
     assert len(driver.state.jobs) == 1
 
 
-def test_a_taken_id_with_another_specification_is_refused(driver: Driver) -> None:
+def test_an_id_in_use_with_another_specification_is_refused(driver: Driver) -> None:
     driver.submit(make_spec("job-1"))
     reply = driver.submit(make_spec("job-1", seed=9))
     assert isinstance(reply, Refused)
@@ -97,7 +91,7 @@ def test_an_ended_job_keeps_its_id(driver: Driver) -> None:
     assert driver.state.jobs == {}
 
 
-def test_the_scheduler_judges_a_specification_again(driver: Driver) -> None:
+def test_an_invalid_specification_is_refused(driver: Driver) -> None:
     reply = driver.submit(make_spec("job-1", replicas=9, max_replicas=16, batch_size=144))
     assert isinstance(reply, Refused)
     assert "replicas" in reply.reason
@@ -105,13 +99,13 @@ def test_the_scheduler_judges_a_specification_again(driver: Driver) -> None:
 
 
 def test_cancelling_an_unknown_or_ended_job_is_refused(driver: Driver) -> None:
-    assert isinstance(driver.give(CancelJob(job_id="nobody")), Refused)
+    assert isinstance(driver.give(CancelJob(job_id="unknown")), Refused)
     driver.submit(make_spec("job-1"))
     driver.give(CancelJob(job_id="job-1"))
     assert isinstance(driver.give(CancelJob(job_id="job-1")), Refused)
 
 
-def test_a_cancelled_job_leaves_the_orders_and_wants_a_round(driver: Driver) -> None:
+def test_a_cancelled_job_leaves_the_orders_and_causes_a_round(driver: Driver) -> None:
     run_job(driver)
     driver.give(CancelJob(job_id="job-1"))
     assert orders_of(driver.state).jobs == ()
@@ -145,7 +139,7 @@ def test_an_unchanged_decision_changes_no_order(driver: Driver) -> None:
     assert driver.state.orders_version == version
 
 
-def test_a_preempted_job_saves_waits_and_resumes_from_its_checkpoint(driver: Driver) -> None:
+def test_a_preempted_job_saves_then_waits_then_resumes_from_its_checkpoint(driver: Driver) -> None:
     run_job(driver, a=2)
     driver.policy.give("job-1", (), None)
     driver.round()
@@ -163,7 +157,7 @@ def test_a_preempting_job_that_dies_waits_for_slots_again(driver: Driver) -> Non
     run_job(driver, a=2)
     driver.policy.give("job-1", (), None)
     driver.round()
-    driver.fact(ReplicaLost(job_id="job-1", generation=1, reason="old news"))
+    driver.fact(ReplicaLost(job_id="job-1", generation=1, reason="about an earlier generation"))
     assert driver.job("job-1").state is JobState.PREEMPTING
     driver.fact(ReplicaLost(job_id="job-1", generation=2, reason="nothing of it was running"))
     assert driver.job("job-1").state is JobState.PENDING
@@ -173,14 +167,14 @@ def test_only_the_node_of_rank_0_can_strand_a_job_that_saves(driver: Driver) -> 
     run_job(driver, a=1, b=1)
     driver.policy.give("job-1", (), None)
     driver.round()
-    driver.fact(ReplicaLost(job_id="job-1", generation=2, reason="killed by signal 9"), node="b")
+    driver.fact(ReplicaLost(job_id="job-1", generation=2, reason="was ended by signal SIGKILL"), node="b")
     driver.silence("b")
     assert driver.job("job-1").state is JobState.PREEMPTING
     driver.fact(JobSaved(job_id="job-1", generation=2, checkpoint="c", progress=7.0))
     assert driver.job("job-1").checkpoint == "c"
 
 
-def test_a_job_of_which_nobody_tells_whether_it_has_saved_waits_for_slots_again(driver: Driver) -> None:
+def test_a_preempted_job_that_no_agent_confirms_as_saved_waits_for_slots_again(driver: Driver) -> None:
     run_job(driver, a=1)
     driver.policy.give("job-1", (), None)
     driver.round()
@@ -192,7 +186,7 @@ def test_a_job_of_which_nobody_tells_whether_it_has_saved_waits_for_slots_again(
     assert driver.job("job-1").state is JobState.PENDING
 
 
-def test_a_save_of_a_former_generation_is_old_news(driver: Driver) -> None:
+def test_a_save_of_an_earlier_generation_is_ignored(driver: Driver) -> None:
     run_job(driver, a=1)
     driver.policy.give("job-1", (), None)
     driver.round()
@@ -200,7 +194,7 @@ def test_a_save_of_a_former_generation_is_old_news(driver: Driver) -> None:
     assert driver.job("job-1").state is JobState.PREEMPTING
 
 
-def test_a_first_step_of_a_former_generation_is_old_news(driver: Driver) -> None:
+def test_a_first_step_of_an_earlier_generation_is_ignored(driver: Driver) -> None:
     driver.submit(make_spec("job-1"))
     driver.policy.give("job-1", placed(a=1), JobConfig(atomic_batch=16))
     driver.round()
@@ -211,8 +205,8 @@ def test_a_first_step_of_a_former_generation_is_old_news(driver: Driver) -> None
 
 
 @pytest.mark.parametrize("what", ["reached", "raised"])
-def test_the_end_of_a_job_counts_also_when_its_node_was_out_of_reach(driver: Driver, what: str) -> None:
-    """The agent kept the fact while the scheduler took it for gone, and told it when it came back."""
+def test_the_end_of_a_job_counts_even_if_its_node_was_unreachable(driver: Driver, what: str) -> None:
+    """The agent keeps the fact while the scheduler counts it as gone, and reports it when it comes back."""
     run_job(driver, a=1)
     driver.silence("a")
     driver.register(make_node("a", slots=4))
@@ -226,7 +220,7 @@ def test_the_end_of_a_job_counts_also_when_its_node_was_out_of_reach(driver: Dri
         assert driver.job("job-1").state is JobState.FAILED
 
 
-def test_a_job_that_reaches_its_target_while_it_has_to_leave_is_verified_in_a_free_slot(
+def test_a_job_that_reaches_its_target_during_preemption_is_verified_in_a_free_slot(
     driver: Driver,
 ) -> None:
     run_job(driver, a=4)
@@ -238,10 +232,10 @@ def test_a_job_that_reaches_its_target_while_it_has_to_leave_is_verified_in_a_fr
     assert driver.job("job-1").allocation == placed(b=1)
 
 
-def test_a_lost_verifier_is_replaced_but_not_for_ever(driver: Driver) -> None:
+def test_a_lost_verifier_is_replaced_a_limited_number_of_times(driver: Driver) -> None:
     run_job(driver, a=1)
     driver.fact(TargetReached(job_id="job-1", generation=1, checkpoint="c", metric=0.9, progress=5.0))
-    driver.fact(VerifierLost(job_id="job-1", reason="one of another time"), node="b")
+    driver.fact(VerifierLost(job_id="job-1", reason="an earlier verifier"), node="b")
     assert driver.job("job-1").failures == 0
     for _ in range(3):
         version = driver.state.orders_version
@@ -253,7 +247,7 @@ def test_a_lost_verifier_is_replaced_but_not_for_ever(driver: Driver) -> None:
     assert "could not be verified" in driver.events(JobFailed)[0].reason
 
 
-def test_a_node_that_leaves_in_peace_costs_no_failure(driver: Driver) -> None:
+def test_a_planned_leave_of_a_node_counts_as_no_failure(driver: Driver) -> None:
     run_job(driver, a=1, b=1)
     driver.give(LeaveAgent(node="b", incarnation="first"))
     assert driver.job("job-1").allocation == placed(a=1)
@@ -269,22 +263,22 @@ def test_an_ended_job_leaves_no_profile_behind(driver: Driver) -> None:
     driver.give(CancelJob(job_id="job-1"))
     assert driver.state.profiles == {}
     driver.give(Profiles(profiles=(JobProfile(job_id="job-1"),)))
-    assert driver.state.profiles == {}, "it was asked for before the job ended"
+    assert driver.state.profiles == {}, "the request was sent before the job ended"
 
 
-def test_a_lost_replica_makes_the_others_meet_anew(driver: Driver) -> None:
+def test_a_lost_replica_makes_the_others_form_a_new_group(driver: Driver) -> None:
     run_job(driver, a=2)
-    driver.fact(ReplicaLost(job_id="job-1", generation=1, reason="killed by signal 9"))
+    driver.fact(ReplicaLost(job_id="job-1", generation=1, reason="was ended by signal SIGKILL"))
     order = orders_of(driver.state).jobs[0]
     assert (order.generation, order.group, order.allocation) == (2, 2, placed(a=2))
-    driver.fact(ReplicaLost(job_id="job-1", generation=1, reason="its group broke"))
-    assert orders_of(driver.state).jobs[0].generation == 2, "old news starts no further generation"
+    driver.fact(ReplicaLost(job_id="job-1", generation=1, reason="its group failed"))
+    assert orders_of(driver.state).jobs[0].generation == 2, "the fact is about an earlier generation"
 
 
-def test_a_job_that_dies_too_often_fails(driver: Driver) -> None:
+def test_a_job_that_loses_replicas_too_often_fails(driver: Driver) -> None:
     run_job(driver)
     for generation in range(1, 5):
-        driver.fact(ReplicaLost(job_id="job-1", generation=generation, reason="killed by signal 9"))
+        driver.fact(ReplicaLost(job_id="job-1", generation=generation, reason="was ended by signal SIGKILL"))
     assert driver.job("job-1").state is JobState.FAILED
     assert "4 times" in driver.events(JobFailed)[0].reason
 
@@ -298,7 +292,7 @@ def test_a_job_that_raises_fails_and_frees_its_slots(driver: Driver) -> None:
     assert driver.job("job-2").state is JobState.RUNNING
 
 
-def test_a_lost_node_takes_only_its_replicas(driver: Driver) -> None:
+def test_a_lost_node_takes_only_its_own_replicas(driver: Driver) -> None:
     run_job(driver, a=2, b=2)
     driver.silence("b")
     job = driver.job("job-1")
@@ -349,9 +343,8 @@ def test_registering_twice_is_the_same_as_once(driver: Driver) -> None:
 
 def test_a_repeated_report_is_acted_on_once(driver: Driver) -> None:
     run_job(driver)
-    fact = ReplicaLost(job_id="job-1", generation=1, reason="killed by signal 9")
+    fact = ReplicaLost(job_id="job-1", generation=1, reason="was ended by signal SIGKILL")
     driver.fact(fact, number=100)
-    driver.state.jobs["job-1"]
     driver.fact(ReplicaLost(job_id="job-1", generation=2, reason="late copy"), number=100)
     assert driver.job("job-1").failures == 1
 
@@ -387,7 +380,7 @@ def test_a_round_without_jobs_decides_nothing(driver: Driver) -> None:
     assert driver.events(RoundDecided) == []
 
 
-def test_a_step_leaves_the_former_state_alone(driver: Driver) -> None:
+def test_a_step_does_not_change_the_state_it_gets(driver: Driver) -> None:
     before = driver.state
     driver.submit(make_spec("job-1"))
     assert before.jobs == {}

@@ -1,4 +1,4 @@
-"""What the core makes of decisions that a policy of a user's own may give."""
+"""Invalid decisions, as a user's own policy may make them, and how the core handles them."""
 
 import re
 from collections.abc import Callable
@@ -10,24 +10,18 @@ import pytest
 
 from common.protocol import RoundDecided
 from common.types import JobConfig, JobState
-from services.scheduler.core import KEPT
-from services.scheduler.decisions import no_decision
+from services.scheduler.decisions import unchanged_because
 from services.scheduler.policies.interface import Decision
-from tests.fixtures.scheduler_driver import Driver, placed, run_job, two_nodes
-
-
-@pytest.fixture
-def driver() -> Driver:
-    return two_nodes()
+from tests.fixtures.scheduler_driver import Driver, placed, run_job
 
 
 def answer_with(driver: Driver, change: Callable[[Decision], Any]) -> None:
-    """Let the policy answer with what `change` makes of its decision."""
+    """Let the policy return what `change` makes of its decision."""
     decide = driver.policy.decide
     driver.policy.decide = lambda *given: change(decide(*given))
 
 
-def test_a_wrong_decision_changes_nothing_and_is_told(driver: Driver) -> None:
+def test_an_invalid_decision_changes_nothing_and_is_reported(driver: Driver) -> None:
     run_job(driver, a=1)
     driver.policy.give("job-1", placed(a=5), JobConfig(atomic_batch=16))
     driver.round()
@@ -35,7 +29,7 @@ def test_a_wrong_decision_changes_nothing_and_is_told(driver: Driver) -> None:
     assert "no valid decision" in driver.events(RoundDecided)[-1].reasons["job-1"]
 
 
-def test_a_policy_that_raises_changes_nothing_and_is_told(driver: Driver) -> None:
+def test_a_policy_that_raises_changes_nothing_and_is_reported(driver: Driver) -> None:
     run_job(driver, a=1)
 
     def broken(*_: object) -> Decision:
@@ -60,11 +54,11 @@ def test_a_policy_that_raises_changes_nothing_and_is_told(driver: Driver) -> Non
         ({"reasons": {"job-1": "\udcff"}}, "reasons: .* surrogates not allowed"),
         ({"value": np.float64(0.5)}, "value: .* numpy.float64 is unsupported"),
         ({"value": "high"}, "value: Expected `float | null`, got `str`"),
-        ({"value": float("nan")}, "value is nan; a finite number or None"),
-        ({"bound": float("inf")}, "bound is inf; a finite number or None"),
+        ({"value": float("nan")}, "value is nan; allowed: a finite number or None"),
+        ({"bound": float("inf")}, "bound is inf; allowed: a finite number or None"),
     ],
 )
-def test_a_decision_of_other_types_changes_nothing_and_is_told(
+def test_a_decision_with_wrong_types_changes_nothing_and_is_reported(
     driver: Driver, changes: dict[str, Any], problem: str
 ) -> None:
     run_job(driver, a=2)
@@ -73,12 +67,12 @@ def test_a_decision_of_other_types_changes_nothing_and_is_told(
     assert driver.job("job-1").allocation == placed(a=2)
     assert driver.state.memory is None
     event = driver.events(RoundDecided)[-1]
-    start = f"{KEPT}{no_decision('scripted')}"
+    start = unchanged_because("scripted")
     assert re.match(f"{re.escape(start)}{problem}".replace("|", r"\|"), event.reasons["job-1"])
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(event), type=RoundDecided) == event
 
 
-def test_no_decision_at_all_changes_nothing_and_is_told(driver: Driver) -> None:
+def test_a_missing_decision_changes_nothing_and_is_reported(driver: Driver) -> None:
     run_job(driver, a=2)
     answer_with(driver, lambda _: None)
     driver.round()
@@ -86,7 +80,7 @@ def test_no_decision_at_all_changes_nothing_and_is_told(driver: Driver) -> None:
     assert "it is of type NoneType; needed: Decision" in driver.job("job-1").reason
 
 
-def test_a_failure_is_told_in_characters_that_a_log_takes(driver: Driver) -> None:
+def test_a_failure_is_reported_in_characters_that_a_log_can_hold(driver: Driver) -> None:
     def broken(_: Decision) -> Decision:
         raise ValueError("\udcff")
 
@@ -96,7 +90,7 @@ def test_a_failure_is_told_in_characters_that_a_log_takes(driver: Driver) -> Non
     assert r"ValueError: \udcff (" in driver.job("job-1").reason
 
 
-def test_lists_and_whole_numbers_are_taken_for_what_they_mean(driver: Driver) -> None:
+def test_lists_and_whole_numbers_are_converted(driver: Driver) -> None:
     run_job(driver, a=2)
     memory = object()
     changes: dict[str, Any] = {"allocations": {"job-1": []}, "value": 1, "memory": memory}

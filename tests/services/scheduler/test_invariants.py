@@ -1,4 +1,4 @@
-"""Any order of inputs keeps the core's promises: capacity, one terminal state, no lost job."""
+"""The core keeps its invariants in any order of inputs: capacity, one terminal state per job, no lost job."""
 
 from typing import Any
 
@@ -27,10 +27,11 @@ from common.protocol import (
     VerifierLost,
 )
 from common.types import GradientStatistics, JobConfig, JobState, Placement
-from services.scheduler.policies import OWN, make_policy
 from services.scheduler.policies.interface import ClusterView, Decision
+from services.scheduler.policies.registry import BUILT_IN, make_policy
 from services.scheduler.state import orders_of
-from tests.fixtures.policy_views import CLEAN, NOISY, profile
+from tests.fixtures.known_models import CLEAN, NOISY
+from tests.fixtures.policy_views import profile
 from tests.fixtures.scheduler_driver import Driver, make_node, make_spec
 
 JOBS = [f"job-{n}" for n in range(4)]
@@ -38,7 +39,7 @@ NODES = ["a", "b", "c"]
 
 
 class RandomPolicy:
-    """A random decision that keeps the rules, so that every path of the core is walked."""
+    """Decides at random within the rules, so that the tests reach every path of the core."""
 
     name = "random"
 
@@ -108,7 +109,7 @@ class CoreMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.driver.state.agents and self.driver.state.jobs)
     @rule(data=st.data(), age=st.integers(0, 2), kind=st.sampled_from(range(8)))
     def fact(self, data: st.DataObject, age: int, kind: int) -> None:
-        """Any fact, late ones too, of any job, whatever its state."""
+        """Any fact about any job in any state, including late facts."""
         self.tick()
         job_id = data.draw(st.sampled_from(sorted(self.driver.state.jobs)))
         node = data.draw(st.sampled_from(sorted(self.driver.state.agents)))
@@ -188,9 +189,9 @@ class CoreMachine(RuleBasedStateMachine):
 
 
 class PolicyMachine(CoreMachine):
-    """The same promises, with our own policies and with what a collector may know of the jobs."""
+    """The same invariants with the built-in policies and with profiles."""
 
-    @initialize(name=st.sampled_from([name for name in OWN if name != "optimus"]))
+    @initialize(name=st.sampled_from([name for name in BUILT_IN if not make_policy(name).needs_oracle]))
     def choose(self, name: str) -> None:
         self.driver = Driver(make_policy(name), max_failures=2)
 
@@ -201,7 +202,7 @@ class PolicyMachine(CoreMachine):
         progress=st.sampled_from([0.0, 500.0, 2000.0]),
         fitted=st.booleans(),
     )
-    def tell(
+    def profiles(
         self,
         job_id: str,
         statistics: GradientStatistics | None,

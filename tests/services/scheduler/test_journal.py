@@ -1,4 +1,4 @@
-"""The journal on disk: what is half-written, damaged, or does not fit."""
+"""The journal on disk: half-written and damaged entries, a full disk."""
 
 import resource
 import signal
@@ -32,7 +32,7 @@ def test_entries_come_back_as_they_were_written(tmp_path):
     assert [entry.events for entry in entries] == [5, 6, 7]
 
 
-def test_a_half_written_last_entry_is_cut_off_wherever_it_ends(tmp_path):
+def test_a_half_written_last_entry_is_cut_off(tmp_path):
     path = tmp_path / JOURNAL_FILE
     write(tmp_path, *INPUTS)
     whole = path.read_bytes()
@@ -57,7 +57,7 @@ def test_a_half_written_last_entry_is_cut_off_wherever_it_ends(tmp_path):
         b"\x91" * 5000,
     ],
 )
-def test_a_damaged_entry_is_named_to_people(tmp_path, foreign):
+def test_the_error_names_the_damaged_entry(tmp_path, foreign):
     write(tmp_path, *INPUTS)
     path = tmp_path / JOURNAL_FILE
     with path.open("ab") as file:
@@ -66,11 +66,11 @@ def test_a_damaged_entry_is_named_to_people(tmp_path, foreign):
         inputs(tmp_path)
 
 
-def test_a_full_disk_is_told_and_leaves_the_journal_as_it_was(tmp_path):
+def test_a_full_disk_raises_and_leaves_the_journal_unchanged(tmp_path):
     writer = JournalWriter(tmp_path)
     writer.append(0.0, INPUTS[0], 0)
     size_bytes = (tmp_path / JOURNAL_FILE).stat().st_size
-    # A limit on the size of files stops a write half-way, as a full disk does, and then every other.
+    # A limit on file sizes behaves like a full disk: it stops a write half-way, and then all others.
     former = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     try:
@@ -87,7 +87,7 @@ def test_a_full_disk_is_told_and_leaves_the_journal_as_it_was(tmp_path):
     assert inputs(tmp_path) == [INPUTS[0], INPUTS[2]]
 
 
-def test_two_schedulers_do_not_write_one_journal(tmp_path):
+def test_two_schedulers_cannot_write_the_same_journal(tmp_path):
     first = JournalWriter(tmp_path)
     with pytest.raises(JournalError, match="another scheduler"):
         JournalWriter(tmp_path)
@@ -95,6 +95,6 @@ def test_two_schedulers_do_not_write_one_journal(tmp_path):
     JournalWriter(tmp_path).close()
 
 
-def test_a_folder_that_is_not_there_is_told(tmp_path):
+def test_a_missing_folder_is_an_error(tmp_path):
     with pytest.raises(JournalError, match="cannot be written: No such file"):
         JournalWriter(tmp_path / "gone")

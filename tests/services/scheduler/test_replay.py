@@ -1,6 +1,4 @@
-"""Decisions come from what was fed to the core alone: from a journal they come again, byte for byte."""
-
-from collections.abc import Iterator
+"""Decisions depend only on the inputs of the core: replaying a journal gives them again, byte for byte."""
 
 import pytest
 
@@ -16,31 +14,24 @@ from common.protocol import (
     SubmitJob,
 )
 from common.types import JobProfile, JobState
-from services.scheduler.policies import OWN, make_policy
+from services.scheduler.policies.registry import BUILT_IN, make_policy
 from services.scheduler.service import SchedulerService, make_core
 from tests.fixtures.policy_views import profile
 from tests.fixtures.scheduler_driver import Driver, make_node, make_spec
-from tests.fixtures.scheduler_rig import Rig, decided, join, replayed, spec
+from tests.fixtures.scheduler_rig import Rig, decision_bytes, join, replayed, spec
 
-LIVE = [name for name, policy in OWN.items() if not getattr(policy, "needs_oracle", False)]
+LIVE = [name for name in BUILT_IN if not make_policy(name).needs_oracle]
 ROUNDS = 8
 
 
-@pytest.fixture
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    rig = Rig(tmp_path_factory.mktemp("run"))  # a short path: those of ipc sockets are limited
-    yield rig
-    rig.close()
-
-
-def shown(job_id: str, rounds: int) -> JobProfile:
-    """What a collector would say of a job after so many rounds."""
+def profile_after(job_id: str, rounds: int) -> JobProfile:
+    """The profile that a collector would have after so many rounds."""
     number = int(job_id[-1])
     return profile(job_id, profiled=min(1 + rounds, 4), progress=20.0 * rounds / (1 + number), restart_s=2.0)
 
 
 def answer_orders(service: SchedulerService, number: int) -> int:
-    """What an agent reports of its orders; the number of its last report."""
+    """Report as an agent that carries out its orders; the number of its last report."""
     for job in list(service.state.jobs.values()):
         fact: GenerationRunning | JobSaved
         if job.state is JobState.STARTING:
@@ -55,8 +46,8 @@ def answer_orders(service: SchedulerService, number: int) -> int:
 
 
 @pytest.mark.parametrize("policy", LIVE)
-def test_the_journal_of_a_service_gives_its_decisions_again(rig: Rig, policy: str) -> None:
-    """With a threshold that jobs pass, and as many slots as make them wait."""
+def test_replaying_the_journal_of_a_service_gives_its_decisions_again(rig: Rig, policy: str) -> None:
+    """The slots are too few for all jobs, and jobs exceed the threshold of tiresias."""
     if policy == "tiresias":
         policy += ":threshold_slot_s=90"
     scheduler = SchedulerConfig(policy=policy, agent_timeout_s=1e6, round_s=1000.0)
@@ -65,7 +56,7 @@ def test_the_journal_of_a_service_gives_its_decisions_again(rig: Rig, policy: st
 
     def answer(request: GetProfiles) -> Profiles:
         known = request.job_ids[: service.state.rounds]
-        return Profiles(profiles=tuple(shown(job_id, service.state.rounds) for job_id in known))
+        return Profiles(profiles=tuple(profile_after(job_id, service.state.rounds) for job_id in known))
 
     ReplyServer(rig.reactor, rig.config.endpoints.collector_requests, answer)
     join(service)
@@ -78,7 +69,7 @@ def test_the_journal_of_a_service_gives_its_decisions_again(rig: Rig, policy: st
         service.want_round("interval")
         rig.until(lambda: not service.round_under_way)
         number = answer_orders(service, number)
-    live = [decided(event) for event in rig.events() if isinstance(event, RoundDecided)]
+    live = [decision_bytes(event) for event in rig.events() if isinstance(event, RoundDecided)]
     assert len(live) >= ROUNDS
     assert not service.collector_silent
     core = make_core(rig.config, make_policy(policy))
@@ -96,9 +87,9 @@ def test_the_order_of_agents_and_of_profiles_does_not_matter(policy: str) -> Non
             driver.submit(make_spec(f"job-{number}", replicas=2, batch_size=64))
         for rounds in range(1, 4):
             driver.now_s += 30.0
-            profiles = [shown(f"job-{number}", rounds) for number in range(4)]
+            profiles = [profile_after(f"job-{number}", rounds) for number in range(4)]
             driver.give(Profiles(profiles=tuple(profiles[::turn])))
             driver.round()
-        decisions.append([decided(event) for event in driver.events(RoundDecided)])
+        decisions.append([decision_bytes(event) for event in driver.events(RoundDecided)])
     assert len(decisions[0]) == 3
     assert decisions[0] == decisions[1]

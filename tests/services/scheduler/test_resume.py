@@ -1,6 +1,4 @@
-"""A scheduler that is started again in the middle of a run, wherever it was killed."""
-
-from collections.abc import Iterator
+"""A scheduler that restarts in the middle of a run, wherever the previous one was killed."""
 
 import msgpack
 import msgspec
@@ -31,18 +29,11 @@ from tests.fixtures.scheduler_rig import Rig, beat, join, spec
 
 
 class Killed(BaseException):
-    """The process ends here."""
-
-
-@pytest.fixture
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    rig = Rig(tmp_path_factory.mktemp("run"))  # a short path: those of ipc sockets are limited
-    yield rig
-    rig.close()
+    """Stands for the end of the process."""
 
 
 def timeless(events: list[Event]) -> list[Event]:
-    """Without what is measured."""
+    """The events without measured durations."""
     return [
         msgspec.structs.replace(event, decision_s=0.0) if isinstance(event, RoundDecided) else event
         for event in events
@@ -50,11 +41,11 @@ def timeless(events: list[Event]) -> list[Event]:
 
 
 def act(service: SchedulerService) -> None:
-    """A few inputs of a run, the last ones with several events each."""
+    """Some inputs of a run; the last one causes several events."""
     join(service)
     service.handle(SubmitJob(spec=spec("one")))
     service.handle(SubmitJob(spec=spec("two", replicas=2, batch_size=32)))
-    service.on_bad_message("bytes that are none of ours")
+    service.on_bad_message("unknown bytes")
     service.feed(RoundDue(trigger="interval"))
 
 
@@ -62,7 +53,7 @@ EVENTS_OF_THE_ROUND = 3
 
 
 class TestRestart:
-    def test_a_restarted_scheduler_knows_all_that_it_knew(self, rig):
+    def test_a_restarted_scheduler_has_the_same_state(self, rig):
         service = rig.start()
         act(service)
         running = GenerationRunning(job_id="one", generation=1, progress=0.0)
@@ -80,7 +71,7 @@ class TestRestart:
 
     @pytest.mark.parametrize("logged", ["nothing", "some", "all"])
     @pytest.mark.parametrize("published", range(EVENTS_OF_THE_ROUND + 1))
-    def test_wherever_it_is_killed_no_event_is_lost_and_none_repeated(self, rig, published, logged):
+    def test_no_event_is_lost_or_repeated_wherever_it_is_killed(self, rig, published, logged):
         act(rig.start())
         whole = timeless(rig.events())
         first_of_round = next(i for i, event in enumerate(whole) if isinstance(event, RoundDecided))
@@ -107,16 +98,16 @@ class TestRestart:
         assert timeless(before[:count] + rig.events()) == [*whole, started(rig)]
         assert service.published == len(whole) + 1
 
-    def test_a_restart_that_is_killed_itself_is_made_good_by_the_next(self, rig, monkeypatch):
+    def test_the_next_restart_completes_one_that_was_killed(self, rig, monkeypatch):
         act(rig.start())
         whole = timeless(rig.events())
         rig.kill()
         cut_last_records(rig, EVENTS_OF_THE_ROUND)
         publish = SchedulerService.publish
         for survived in range(1, EVENTS_OF_THE_ROUND + 1):
-            made_good = len(whole) - EVENTS_OF_THE_ROUND + survived
+            expected = len(whole) - EVENTS_OF_THE_ROUND + survived
 
-            def limited(service: SchedulerService, event: Event, total: int = made_good) -> None:
+            def limited(service: SchedulerService, event: Event, total: int = expected) -> None:
                 if service.published >= total:
                     rig.service = service
                     raise Killed
@@ -126,12 +117,12 @@ class TestRestart:
             with pytest.raises(Killed):
                 rig.start()
             rig.kill()
-            assert timeless(rig.events()) == whole[:made_good]
+            assert timeless(rig.events()) == whole[:expected]
         monkeypatch.setattr(SchedulerService, "publish", publish)
         rig.start()
         assert timeless(rig.events()) == [*whole, started(rig)]
 
-    def test_a_run_that_was_stopped_in_order_is_started_again(self, rig):
+    def test_a_run_that_was_stopped_can_be_resumed(self, rig):
         service = rig.start()
         act(service)
         service.handle(LeaveAgent(node="a", incarnation="first"))
@@ -140,12 +131,12 @@ class TestRestart:
         rig.close()
         before = rig.events()
         assert before[-1] == RunEnded(reason="stopped", active=("one", "two")), (
-            "also when a round was under way"
+            "even while a round is under way"
         )
         rig.start()
         assert rig.events() == [*before, started(rig)]
 
-    def test_a_scheduler_killed_before_its_first_input_leaves_a_run_to_resume(self, rig):
+    def test_a_run_whose_scheduler_was_killed_before_its_first_input_can_be_resumed(self, rig):
         rig.start()
         rig.kill()
         service = rig.start()
@@ -154,7 +145,7 @@ class TestRestart:
         rig.kill()
         assert list(rig.start().state.jobs) == ["one", "two"]
 
-    def test_a_torn_last_entry_costs_that_entry_alone_at_every_restart(self, rig):
+    def test_a_half_written_last_entry_costs_only_that_entry(self, rig):
         act(rig.start())
         rig.kill()
         path = rig.run_dir / "journal.msgpack"
@@ -176,7 +167,7 @@ class TestRestart:
             ),
         ],
     )
-    def test_a_run_is_not_resumed_under_another(self, rig, sections, named):
+    def test_a_run_is_not_resumed_with_another_setting_of_the_core(self, rig, sections, named):
         act(rig.start())
         rig.kill()
         journal = (rig.run_dir / "journal.msgpack").read_bytes()
@@ -188,9 +179,9 @@ class TestRestart:
         assert all(text in str(refused.value) for text in ("'run'", *named))
         rig.close()
         assert (rig.run_dir / "journal.msgpack").read_bytes() == journal
-        assert list(rig.start().state.jobs) == ["one", "two"], "and goes on under its own"
+        assert list(rig.start().state.jobs) == ["one", "two"], "it resumes with the original settings"
 
-    def test_a_run_whose_configuration_is_gone_is_not_resumed(self, rig):
+    def test_a_run_whose_configuration_is_damaged_or_missing_is_not_resumed(self, rig):
         rig.start()
         rig.kill()
         (rig.run_dir / "config.json").write_text("{")
@@ -202,7 +193,7 @@ class TestRestart:
             rig.start()
 
 
-def test_published_events_are_those_of_the_scheduler_alone_and_of_every_incarnation(tmp_path):
+def test_published_events_counts_the_events_of_every_scheduler_of_the_run_and_no_others(tmp_path):
     log = EventLogWriter(tmp_path)
     log.append(
         EventRecord(
@@ -225,7 +216,7 @@ def test_published_events_are_those_of_the_scheduler_alone_and_of_every_incarnat
     assert published_events(tmp_path) == 7
     path = tmp_path / EVENTS_FILE
     path.write_bytes(path.read_bytes()[:-10])
-    assert published_events(tmp_path) == 6, "a logger that was killed may have left half a line"
+    assert published_events(tmp_path) == 6, "a killed logger may leave half a line"
     assert published_events(tmp_path / "gone") == 0
 
 
@@ -235,7 +226,7 @@ def started(rig: Rig) -> RunStarted:
 
 
 def kill_after(service: SchedulerService, total: int) -> None:
-    """The process ends instead of publishing more than so many events of the run."""
+    """End the process instead of publishing more than `total` events of the run."""
     publish = service.publisher.publish
 
     def limited(event: Event) -> None:

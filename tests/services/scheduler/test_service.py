@@ -1,6 +1,4 @@
-"""The scheduler's process around the core: who is heard, what rounds wait for, what clients get."""
-
-from collections.abc import Iterator
+"""The scheduler's process around the core: agents, rounds, and replies to clients."""
 
 import msgspec
 import pytest
@@ -28,21 +26,13 @@ from common.protocol import (
 from common.types import JobProfile, JobState, Node
 from services.scheduler.journal import read_journal
 from tests.fixtures.scheduler_driver import make_node
-from tests.fixtures.scheduler_rig import Rig, beat, join, spec
-
-
-@pytest.fixture
-def rig(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
-    rig = Rig(tmp_path_factory.mktemp("run"))  # a short path: those of ipc sockets are limited
-    yield rig
-    rig.close()
-
+from tests.fixtures.scheduler_rig import beat, join, spec
 
 # --------------------------------------------------------------------------- agents
 
 
 class TestAgents:
-    def test_a_second_agent_of_a_name_waits_until_the_first_is_silent(self, rig):
+    def test_a_second_agent_with_the_same_name_waits_until_the_first_is_silent(self, rig):
         service = rig.start()
         assert isinstance(join(service), Registered)
         rig.now_s += 4.9
@@ -56,7 +46,7 @@ class TestAgents:
         assert isinstance(beat(service), Refused)
         assert beat(service, incarnation="second") == Done()
 
-    def test_an_agent_that_is_silent_for_too_long_is_taken_for_gone(self, rig):
+    def test_an_agent_that_is_silent_for_too_long_counts_as_gone(self, rig):
         service = rig.start()
         join(service, "a")
         join(service, "b")
@@ -66,11 +56,11 @@ class TestAgents:
             service.on_heartbeat_due()
         assert list(service.state.agents) == ["b"]
         (left,) = [event for event in rig.events() if isinstance(event, AgentLeft)]
-        assert (left.node, left.reason) == ("a", "it fell silent")
+        assert (left.node, left.reason) == ("a", "no heartbeat for too long")
         assert isinstance(beat(service, "a"), Refused)
 
     @pytest.mark.parametrize("heartbeat_s", [0.5, 4.0])
-    def test_a_scheduler_that_stood_still_throws_nobody_out(self, rig, heartbeat_s):
+    def test_a_scheduler_that_stood_still_removes_no_agent(self, rig, heartbeat_s):
         timing = msgspec.structs.replace(rig.config.scheduler, heartbeat_s=heartbeat_s)
         service = rig.start(scheduler=timing)
         join(service, "a")
@@ -80,9 +70,9 @@ class TestAgents:
         for _ in range(int(5.0 / heartbeat_s) + 1):
             rig.now_s += heartbeat_s
             service.on_heartbeat_due()
-        assert list(service.state.agents) == [], "from then on it is silent itself"
+        assert list(service.state.agents) == [], "the agent stays silent"
 
-    def test_an_agent_of_a_resumed_run_has_all_its_time_to_be_heard(self, rig):
+    def test_an_agent_of_a_resumed_run_gets_the_full_timeout(self, rig):
         join(rig.start())
         rig.kill()
         rig.now_s += 1000.0
@@ -107,7 +97,7 @@ class TestAgents:
             ("store_port", 65_536),
         ],
     )
-    def test_a_node_that_cannot_be_is_refused_and_not_journaled(self, rig, field, value):
+    def test_an_invalid_node_is_refused_and_not_journaled(self, rig, field, value):
         service = rig.start()
         node = msgspec.structs.replace(make_node("a", slots=4), **{field: value})
         reply = rig.ask(RegisterAgent(node=node, incarnation="first"))
@@ -116,7 +106,7 @@ class TestAgents:
         assert service.state.agents == {}
         assert list(read_journal(rig.run_dir)) == []
 
-    def test_the_largest_node_is_let_in(self, rig):
+    def test_the_largest_valid_node_is_accepted(self, rig):
         service = rig.start()
         node = Node(name="x" * 64, slots=4096, slot_speed=1.0, store_port=65_535)
         assert isinstance(rig.ask(RegisterAgent(node=node, incarnation="i")), Registered)
@@ -127,7 +117,7 @@ class TestAgents:
 
 
 class TestRounds:
-    def test_a_silent_collector_holds_no_round_up(self, rig):
+    def test_a_silent_collector_does_not_block_rounds(self, rig):
         service = rig.start()
         join(service)
         assert rig.ask(SubmitJob(spec=spec("job"))) == JobAccepted(job_id="job")
@@ -135,7 +125,7 @@ class TestRounds:
         assert service.collector_silent
         assert service.state.jobs["job"].state is JobState.STARTING
 
-    def test_a_round_goes_by_what_the_collector_says(self, rig):
+    def test_a_round_uses_the_profiles_of_the_collector(self, rig):
         service = rig.start()
         asked = []
 
@@ -156,7 +146,7 @@ class TestRounds:
         given = [type(entry.input) for entry in read_journal(rig.run_dir)]
         assert given == [RegisterAgent, SubmitJob, Profiles, RoundDue]
 
-    def test_what_comes_during_a_round_waits_for_one_more(self, rig):
+    def test_inputs_during_a_round_cause_one_more_round(self, rig):
         service = rig.start()
         join(service)
         service.handle(SubmitJob(spec=spec("one")))
@@ -171,7 +161,7 @@ class TestRounds:
 
 
 class TestClients:
-    def test_a_job_table_has_all_active_jobs_and_the_newest_of_the_others(self, rig):
+    def test_a_job_table_has_all_active_jobs_and_the_newest_ended_ones(self, rig):
         service = rig.start()
         for number in range(6):
             service.handle(SubmitJob(spec=spec(f"job-{number}")))
@@ -190,13 +180,13 @@ class TestClients:
             assert [row.id for row in table.jobs] == expected + active
             assert table.left_out == 4 - len(expected)
 
-    def test_the_run_is_told_and_what_is_meant_for_others_is_refused(self, rig):
+    def test_the_run_is_described_and_requests_for_other_services_are_refused(self, rig):
         service = rig.start()
         assert service.handle(GetRun()) == RunInfo(run_id="run", policy="fixed", seed=3)
         assert isinstance(service.handle(GetProfiles(job_ids=())), Refused)
 
-    def test_events_keep_to_the_configured_limits(self, rig):
-        """The logger would refuse for ever what is beyond them."""
+    def test_events_beyond_the_configured_limits_are_not_published(self, rig):
+        """The logger would refuse them forever."""
         service = rig.start(limits=LimitsConfig(message_bytes=1000))
         published = service.published
         with pytest.raises(ValueError, match="too large"):

@@ -24,8 +24,8 @@ from common.protocol import (
     RunEnded,
 )
 from common.types import JobSpec, JobState, Node
-from services.scheduler.policies import make_policy
 from services.scheduler.policies.interface import ClusterView, Decision, Policy
+from services.scheduler.policies.registry import make_policy
 from services.simulator.engine import Plan, SimulatedRun, Simulation
 from services.simulator.worlds.interface import Happening, World
 from services.simulator.worlds.synthetic import APPLICATIONS, SyntheticWorld
@@ -252,9 +252,7 @@ def test_rounds_in_which_a_policy_fails_change_nothing_and_are_told() -> None:
     assert len(run.state.ended) == 2
     assert run.state.rounds // 2 <= len(run.undecided) <= run.state.rounds // 2 + 1
     (told,) = set(run.undecided)
-    assert told.startswith(
-        "kept as it was: policy 'raises' gave no valid decision: ZeroDivisionError: by zero"
-    )
+    assert told.startswith("unchanged: policy 'raises' gave no valid decision: ZeroDivisionError: by zero")
 
 
 def test_what_a_policy_says_of_a_job_it_keeps_is_not_taken_for_a_failure() -> None:
@@ -263,7 +261,7 @@ def test_what_a_policy_says_of_a_job_it_keeps_is_not_taken_for_a_failure() -> No
 
         def decide(self, view: ClusterView, memory: Any, seed: int) -> Decision:
             decision = make_policy("fixed").decide(view, memory, seed)
-            reasons = dict.fromkeys(decision.reasons, "kept as it was: no better place")
+            reasons = dict.fromkeys(decision.reasons, "unchanged: no better place")
             return Decision(allocations=decision.allocations, configs=decision.configs, reasons=reasons)
 
     run, _ = drive([Arrival(at_s=0.0, spec=make_spec("a"))], Countdown({"a": 5.0}), Keeps())

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from services.scheduler.policies import make_live_policy, policy_names
+from services.scheduler.policies.registry import make_live_policy, policy_names
 from services.simulator.cases import simulate
 from tests.fixtures.doc_pages import block_with
 from tests.fixtures.policy_views import job, view

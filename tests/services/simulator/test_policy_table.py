@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from services.cli.main import main as cli
-from services.scheduler.policies import OWN
+from services.scheduler.policies.registry import BUILT_IN
 from services.simulator.cases import every_policy, labels
 from tests.services.simulator.worlds.test_synthetic import table
 
@@ -66,7 +66,7 @@ def test_a_folder_stands_for_its_tables_and_all_for_every_policy_of_our_own(tmp_
         (tmp_path / name).write_text("")
     assert list(labels([tmp_path]).values()) == ["w-2", "w-10"]
     assert every_policy(["srtf", "all"])[0] == "srtf"
-    assert set(every_policy(["srtf", "all"])) == set(OWN)
+    assert set(every_policy(["srtf", "all"])) == set(BUILT_IN)
 
 
 def test_policies_come_side_by_side_in_one_table(simulate: Command) -> None:

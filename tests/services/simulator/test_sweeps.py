@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from common.lifecycle import UserError
-from services.scheduler.policies import make_policy
+from services.scheduler.policies.registry import make_policy
 from services.simulator.cases import SimulationCase
 from services.simulator.sweeps import BASELINES, chosen, distinct, members, sweeps
 from tests.fixtures.profiles import write_profiles

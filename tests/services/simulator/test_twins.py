@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from common.config import Config, RunConfig, SchedulerConfig
-from services.scheduler.policies import make_policy
+from services.scheduler.policies.registry import make_policy
 from services.simulator.cases import SimulationCase, make_world, simulate
 from services.simulator.twins import twin
 from tests.fixtures.profiles import COSTS, write_profiles

@@ -1,4 +1,4 @@
-"""Our own policy: its weights against closed forms, what a restart costs, and how much work is left."""
+"""coadapt: its weights against closed forms, the cost of restarts, and the work left."""
 
 import math
 from typing import Any
@@ -15,25 +15,25 @@ from common.types import (
     JobConfig,
     JobProfile,
     ThroughputParameters,
-    replicas_of,
 )
 from services.scheduler.policies.coadapt import (
     LATE,
     RESTART_HORIZON_S,
     TOO_LATE,
     CoadaptPolicy,
-    _Round,
+    CoadaptRound,
+    estimate_all,
     exponent,
     hesrpt_weights,
     lateness,
-    of_all,
     progress_left,
     ranks,
     work_left_s,
 )
 from services.scheduler.policies.interface import ClusterView, JobView
 from services.scheduler.policies.pollux import JobModel
-from tests.fixtures.policy_views import FAST_NETWORK, NOISY, at, job, nodes, profile, random_view, view
+from tests.fixtures.known_models import FAST_NETWORK, NOISY
+from tests.fixtures.policy_views import SEEDS, at, counts, decide, job, nodes, profile, random_view, view
 
 LINEAR = ThroughputParameters(
     alpha_c=1e-6, beta_c=0.002, alpha_n=1e-7, beta_n=1e-8, alpha_r=1e-7, beta_r=1e-8, gamma=1.0
@@ -48,8 +48,8 @@ def models(given_view: ClusterView) -> list[JobModel]:
     return [JobModel(one, (), slots, fair, scale) for one in given_view.jobs]
 
 
-def this_round(now_s: float = 100.0, **lags_s: float) -> _Round:
-    return _Round(-0.1, {name: (lag_s, now_s) for name, lag_s in lags_s.items()})
+def this_round(now_s: float = 100.0, **lags_s: float) -> CoadaptRound:
+    return CoadaptRound(-0.1, {name: (lag_s, now_s) for name, lag_s in lags_s.items()})
 
 
 def with_progress(name: str, made: float, **changes: Any) -> JobView:
@@ -58,9 +58,8 @@ def with_progress(name: str, made: float, **changes: Any) -> JobView:
     return job(name, profile=known, **changes)
 
 
-def counts(given_view: ClusterView, policy: CoadaptPolicy | None = None) -> dict[str, int]:
-    decision = (policy or CoadaptPolicy()).decide(given_view, None, 0)
-    return {name: replicas_of(allocation) for name, allocation in decision.allocations.items()}
+def coadapt_counts(given_view: ClusterView) -> dict[str, int]:
+    return counts(decide("coadapt", given_view))
 
 
 # ------------------------------------------------------------------------------ weights
@@ -96,20 +95,18 @@ def test_weights_of_many_jobs_stay_finite() -> None:
     assert np.all(weights >= 0)
 
 
-def test_a_job_without_a_model_is_as_long_as_the_median_from_its_beginning_and_gets_one_slot_at_most() -> (
-    None
-):
+def test_a_job_without_a_model_counts_as_long_as_the_median_and_gets_at_most_one_slot() -> None:
     others = [with_progress("a", 990.0), with_progress("b", 0.0), with_progress("c", 0.0, max_progress=1e4)]
     given_view = view(*others, job("new"))
-    left_s = of_all(models(given_view), work_left_s)
+    left_s = estimate_all(models(given_view), work_left_s)
     assert left_s[0] < left_s[1] < left_s[2]
     assert left_s[3] == pytest.approx(left_s[1])
-    assert counts(view(with_progress("b", 0.0), job("new")))["new"] == 1
+    assert coadapt_counts(view(with_progress("b", 0.0), job("new")))["new"] == 1
     alone = view(job("new"))
     assert this_round().weights(models(alone), alone) == [1.0]
 
 
-@given(st.integers(0, 2**32 - 1), st.randoms(use_true_random=False))
+@given(SEEDS, st.randoms(use_true_random=False))
 def test_weights_do_not_depend_on_names_or_order(seed: int, rng: Any) -> None:
     given_view = random_view(seed)
     order = list(range(len(given_view.jobs)))
@@ -124,7 +121,7 @@ def test_weights_do_not_depend_on_names_or_order(seed: int, rng: Any) -> None:
         assert this_round().weights(models(other), other) == pytest.approx(before[order])
 
 
-@given(st.integers(0, 2**32 - 1))
+@given(SEEDS)
 def test_a_decision_does_not_depend_on_names(seed: int) -> None:
     given_view = random_view(seed)
     names = {one.spec.id: f"{99 - n}-x" for n, one in enumerate(given_view.jobs)}
@@ -138,7 +135,7 @@ def test_a_decision_does_not_depend_on_names(seed: int) -> None:
 
 
 def test_a_job_without_a_model_has_at_least_the_mean_weight() -> None:
-    """Beside many short ones the median alone would leave it the share of a long job."""
+    """Next to many short jobs the median alone would leave it with the share of a long job."""
     others = [with_progress(f"short-{n}", 990.0) for n in range(4)]
     given_view = view(*others, job("new"))
     *known, new = this_round().weights(models(given_view), given_view)
@@ -146,7 +143,7 @@ def test_a_job_without_a_model_has_at_least_the_mean_weight() -> None:
     assert min(known) > new
 
 
-def test_a_job_that_holds_no_slots_has_its_restart_before_it() -> None:
+def test_a_job_that_holds_no_slots_has_a_restart_ahead_of_it() -> None:
     given_view = view(with_progress("holds", 500.0), with_progress("waits", 500.0))
     holds, waits = models(given_view)
     assert this_round().weights([holds, waits], given_view) == pytest.approx([1.0, 1.0])
@@ -155,23 +152,23 @@ def test_a_job_that_holds_no_slots_has_its_restart_before_it() -> None:
     assert weights[0] > weights[1]
 
 
-def test_whoever_is_nearly_done_gets_more() -> None:
-    made = counts(view(with_progress("a", 10.0), with_progress("b", 900.0)))
+def test_a_nearly_finished_job_gets_more() -> None:
+    made = coadapt_counts(view(with_progress("a", 10.0), with_progress("b", 900.0)))
     assert made["b"] > made["a"] > 0
-    assert counts(view(with_progress("a", 10.0), with_progress("b", 10.0))) == {"a": 4, "b": 4}
+    assert coadapt_counts(view(with_progress("a", 10.0), with_progress("b", 10.0))) == {"a": 4, "b": 4}
 
 
 # ------------------------------------------------------------------------------ late jobs
 
 
-def test_lateness_projects_finish_time_fairness() -> None:
+def test_lateness_is_the_projected_finish_time_fairness() -> None:
     assert lateness(120.0, 20.0) == pytest.approx(1.2)
     assert lateness(120.0, 0.0) == 1.0
     assert lateness(120.0, -30.0) == pytest.approx(0.8)
     assert lateness(120.0, 120.0) == math.inf
 
 
-def test_a_late_job_has_a_floor_to_its_weight_up_to_the_mean() -> None:
+def test_the_weight_of_a_late_job_has_a_floor_that_rises_to_the_mean() -> None:
     given_view = view(
         with_progress("big", 0.0, max_progress=10_000.0),
         *(with_progress(n, 900.0) for n in "abcd"),
@@ -188,7 +185,7 @@ def test_a_late_job_has_a_floor_to_its_weight_up_to_the_mean() -> None:
 
 
 def test_the_lag_behind_a_fair_share_is_kept_from_round_to_round() -> None:
-    """Of two jobs on 8 slots one waits, and the other has its fair share."""
+    """Two jobs on 8 slots: one waits, the other has its fair share."""
     policy, memory = CoadaptPolicy(), None
     for now_s in (100.0, 110.0, 130.0):
         given_view = view(
@@ -216,7 +213,7 @@ def test_the_exponent_is_the_mean_slope_plus_delta() -> None:
         jobs = [
             job(
                 f"j{n}",
-                profile=profile(f"j{n}", 1, known, LINEAR),
+                profile=profile(f"j{n}", 1, known, parameters=LINEAR),
                 max_batch_size=10**6,
                 min_atomic_batch=16,
                 **changes,
@@ -226,14 +223,14 @@ def test_the_exponent_is_the_mean_slope_plus_delta() -> None:
         given_view = view(*jobs)
         return exponent(models(given_view), given_view, delta)
 
-    assert a_of(VERY_NOISY, VERY_NOISY, delta=-0.1) == pytest.approx(0.8), "linear: the largest slope, 0.9"
-    assert a_of(VERY_NOISY, VERY_NOISY, delta=0.5) == pytest.approx(0.85), "never more"
-    assert a_of(useless, useless) == pytest.approx(0.05), "never less"
+    assert a_of(VERY_NOISY, VERY_NOISY, delta=-0.1) == pytest.approx(0.8), "linear speedup"
+    assert a_of(VERY_NOISY, VERY_NOISY, delta=0.5) == pytest.approx(0.85), "the maximum"
+    assert a_of(useless, useless) == pytest.approx(0.05), "the minimum"
     assert a_of(VERY_NOISY, useless) == pytest.approx((0.9 + 0.02) / 2)
-    assert a_of(VERY_NOISY, VERY_NOISY, max_replicas=1) == 0.5, "nobody can use several slots"
+    assert a_of(VERY_NOISY, VERY_NOISY, max_replicas=1) == 0.5, "no job can use several slots"
 
 
-def test_the_exponent_looks_past_what_the_jobs_have_tried() -> None:
+def test_the_exponent_extrapolates_beyond_the_profiled_replicas() -> None:
     def a_of(profiled: int) -> float:
         given_view = view(
             *(job(n, profile=profile(n, profiled, VERY_NOISY), max_batch_size=10**6) for n in "ab")
@@ -246,7 +243,7 @@ def test_the_exponent_looks_past_what_the_jobs_have_tried() -> None:
 # ------------------------------------------------------------------------------ restarts
 
 
-def test_a_job_that_never_ran_pays_nothing_and_others_pay_for_the_time_that_it_can_pay_off() -> None:
+def test_a_restart_is_free_for_a_new_job_and_spread_over_the_time_left_for_others() -> None:
     def factor(one: JobView) -> float:
         given_view = view(one)
         return this_round().factor(models(given_view)[0], given_view)
@@ -255,7 +252,7 @@ def test_a_job_that_never_ran_pays_nothing_and_others_pay_for_the_time_that_it_c
     assert factor(job(profile=costly)) == 1.0
     runs = job(profile=costly, allocation=at((1, 1)), run_s=50.0, max_progress=1e9)
     assert factor(runs) == pytest.approx(1 - 24 / RESTART_HORIZON_S)
-    # At 2 s to go on all 8 slots, a restart of 24 s can never pay.
+    # With 2 s left on all 8 slots, a restart of 24 s can never pay off.
     model = models(view(runs))[0]
     short = structs.replace(runs, spec=structs.replace(runs.spec, max_progress=2 * model.fair_rate / 16))
     assert factor(short) == pytest.approx(1 - 24 / 25)
@@ -266,19 +263,19 @@ def test_a_job_that_never_ran_pays_nothing_and_others_pay_for_the_time_that_it_c
 # ------------------------------------------------------------------------------ work
 
 
-def test_work_is_what_one_slot_takes_for_the_progress_that_is_left() -> None:
+def test_work_is_the_seconds_that_one_slot_takes_for_the_remaining_progress() -> None:
     one = models(view(with_progress("a", 400.0, max_progress=1000.0)))[0]
     assert work_left_s(one) == pytest.approx(600 * 16 / one.rates[0, 1])
 
 
-def test_what_is_declared_is_what_siblings_needed_and_else_the_budget() -> None:
+def test_the_declared_progress_is_what_earlier_jobs_needed_or_else_the_budget() -> None:
     assert progress_left(with_progress("a", 100.0, max_progress=1000.0)) == 900.0
     assert progress_left(with_progress("a", 100.0, max_progress=1000.0, needed_progress=300.0)) == 200.0
     assert progress_left(with_progress("a", 100.0, max_progress=250.0, needed_progress=300.0)) == 150.0
     assert progress_left(job("a", max_progress=50.0)) == 50.0
 
 
-def test_a_job_past_what_it_declared_has_as_much_before_it_as_behind_it() -> None:
+def test_a_job_that_exceeded_its_declaration_has_as_much_left_as_it_has_made() -> None:
     over = with_progress("a", 400.0, max_progress=1000.0, needed_progress=300.0)
     assert progress_left(over) == 400.0
     assert progress_left(with_progress("a", 800.0, max_progress=1000.0, needed_progress=300.0)) == 200.0
@@ -286,7 +283,7 @@ def test_a_job_past_what_it_declared_has_as_much_before_it_as_behind_it() -> Non
 
 
 @given(st.lists(st.floats(0, 1e9), min_size=2, max_size=30), st.data())
-def test_what_one_job_declares_moves_the_others_by_one_rank_at_most(work: list[float], data: Any) -> None:
+def test_a_false_declaration_moves_each_other_job_by_at_most_one_rank(work: list[float], data: Any) -> None:
     honest = np.array(work)
     liar = data.draw(st.integers(0, len(work) - 1))
     lying = honest.copy()
@@ -295,16 +292,16 @@ def test_what_one_job_declares_moves_the_others_by_one_rank_at_most(work: list[f
     assert np.all(np.abs(moved) <= 1)
 
 
-def test_declaring_little_gains_until_it_is_overrun_and_loses_afterwards() -> None:
+def test_declaring_too_little_helps_until_it_is_exceeded_and_hurts_afterwards() -> None:
     def share(made: float, declared: float) -> int:
         liar = with_progress("liar", made, max_progress=declared)
-        return counts(view(liar, with_progress("honest", made, max_progress=1000.0)))["liar"]
+        return coadapt_counts(view(liar, with_progress("honest", made, max_progress=1000.0)))["liar"]
 
-    assert share(100.0, 150.0) > 4, "150 steps seem to be nearly done"
-    assert share(600.0, 150.0) < 4, "600 more are expected of it now, 400 of the other"
+    assert share(100.0, 150.0) > 4, "its 150 steps seem nearly done"
+    assert share(600.0, 150.0) < 4, "it is now expected to need 600 more steps, the other one 400"
 
 
-def test_reasons_say_where_the_estimate_comes_from() -> None:
+def test_reasons_name_the_source_of_the_estimate() -> None:
     given_view = view(
         with_progress("a", 100.0),
         with_progress("b", 100.0, needed_progress=300.0),
@@ -312,18 +309,18 @@ def test_reasons_say_where_the_estimate_comes_from() -> None:
         job("d"),
     )
     reasons = CoadaptPolicy().decide(given_view, None, 0).reasons
-    assert "nobody can tell what its target needs: 900 steps are left of its budget" in reasons["a"]
-    assert "200 steps to go by what jobs of its application needed" in reasons["b"]
-    assert "past the 300 steps that it was to need" in reasons["c"]
-    assert "nobody can tell" in reasons["d"]
+    assert reasons["a"].endswith("900 steps left in its budget; how many its target needs is unknown")
+    assert "200 steps left, judging by earlier jobs of its application" in reasons["b"]
+    assert "exceeded the expected 300 steps, assumed to be half done" in reasons["c"]
+    assert "how many its target needs is unknown" in reasons["d"]
 
 
-def test_with_the_memory_a_job_that_has_not_run_may_have_several_slots_at_once() -> None:
+def test_a_new_job_of_a_remembered_application_may_get_several_slots_at_once() -> None:
     remembered = JobProfile(
         job_id="a", parameters=FAST_NETWORK, statistics=VERY_NOISY, application_replicas=2
     )
-    assert counts(view(job("a", profile=remembered)))["a"] == 8
-    assert counts(view(job("a")))["a"] == 1
+    assert coadapt_counts(view(job("a", profile=remembered)))["a"] == 8
+    assert coadapt_counts(view(job("a")))["a"] == 1
 
 
 def test_a_running_job_that_gains_little_stays_where_it_is() -> None:

@@ -36,9 +36,9 @@ from common.types import (
     can_share,
 )
 from services.metrics_collector.memory import Memory
-from services.scheduler.policies import make_policy
 from services.scheduler.policies.interface import ClusterView, Decision, Policy
 from services.scheduler.policies.placement import Board, number_nodes, to_allocation, to_row
+from services.scheduler.policies.registry import make_policy
 from services.simulator.engine import Plan, SimulatedRun, Simulation
 from services.simulator.isolated_times import IsolatedTimes
 from services.simulator.perturbation import Perturbation

@@ -10,7 +10,7 @@ from statistics import fmean
 import pytest
 
 from common.lifecycle import UserError
-from services.scheduler.policies import make_policy
+from services.scheduler.policies.registry import make_policy
 from services.simulator.cases import SimulationCase, simulate
 from services.simulator.results import Result
 from services.simulator.worlds.osdi21 import Osdi21World

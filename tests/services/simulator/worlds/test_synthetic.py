@@ -8,7 +8,7 @@ from analysis.log.audit import audit
 from analysis.log.history import find_logs, read_log, replay
 from common.eventlog import EVENTS_FILE
 from common.types import Node
-from services.scheduler.policies import make_policy
+from services.scheduler.policies.registry import make_policy
 from services.simulator.cases import SimulationCase, simulate
 from services.simulator.engine import Plan, Simulation
 from services.simulator.worlds.synthetic import APPLICATIONS, RESTART_S, SyntheticWorld, draw_model, generate

@@ -1,9 +1,10 @@
-"""The jobs of a node: from orders to processes, and from what the processes say and how they end to facts.
+"""The jobs of a node: turns orders into processes, and the messages and exits of processes into facts.
 
-A process that ends without having been told to is accounted for: ended by a signal it is a ReplicaLost or a
-VerifierLost, which the job survives; exited with whatever code before its work was done, it is a JobRaised or
-a refuted claim, which it does not. A replica that was told to leave is missed by nobody: the group to come
-has no rank for it, and what is left of the present one goes over to that group when it breaks.
+Every process that ends without an order is reported. If a signal ended it, the fact is ReplicaLost or
+VerifierLost, and the job survives. If it exited before its work was done, with whatever code, the fact is
+JobRaised or a refuted claim, and the job fails. The end of a replica that was ordered to leave is not
+reported: the next group has no rank for it, and if the present group fails, its other members move on to the
+next one.
 """
 
 import signal
@@ -38,7 +39,7 @@ from common.protocol import (
     VerifyOrder,
     VerifyStart,
 )
-from services.job_agent import entry
+from services.job_agent import child_entry
 from services.job_agent.reconcile import (
     LEAVES,
     Forget,
@@ -59,22 +60,23 @@ TAIL_BYTES = 2_000
 
 
 @dataclass
-class Tracked:
-    """A process: what `reconcile` sees of it, and what only the agent needs."""
+class TrackedProcess:
+    """A process: the record that `reconcile` sees, and what only the agent needs."""
 
     record: ReplicaRecord | VerifierRecord
     output: Path
     started_s: float
     heard_s: float
-    """When it last said anything."""
+    """When its last message came."""
     answered: bool = False
-    """It has said why it ends: JobRaised, or the verdict."""
-    told_to_leave_s: float = float("inf")
+    """It has reported why it ends: JobRaised or a verdict."""
+    leave_ordered_s: float = float("inf")
     claim: VerifyOrder | None = None
+    """What a verifier checks; None for a replica."""
 
 
 class NodeJobs:
-    """`follow` orders; `publish` and `report` are what becomes of events and facts."""
+    """`follow` takes orders; `publish` and `report` pass on events and facts."""
 
     def __init__(
         self,
@@ -96,10 +98,10 @@ class NodeJobs:
         self.incarnation = ""
         self.orders: Orders | None = None
         """None while the agent takes part in no run."""
-        self.tracked: dict[str, Tracked] = {}
+        self.tracked: dict[str, TrackedProcess] = {}
         self.started = 0
         self.saved: dict[str, JobSaved] = {}
-        """Jobs that have saved and of which processes here have still to exit."""
+        """Jobs that have saved and still have processes here, which must exit before that is reported."""
         self.unsaved = Unsaved(node, config.trainer.collective_timeout_s)
 
     # ------------------------------------------------------------------ orders
@@ -110,7 +112,8 @@ class NodeJobs:
         self.follow(orders)
 
     def end(self) -> None:
-        """End what runs, and follow no orders any more. What the processes have already said counts."""
+        """End all processes and stop following orders. Messages that the processes have already sent
+        count."""
         for name, tracked in list(self.tracked.items()):
             if tracked.record.phase is Phase.GONE:
                 del self.tracked[name]
@@ -123,7 +126,7 @@ class NodeJobs:
         self.unsaved.follow(None, self.clock())
 
     def follow(self, orders: Orders) -> None:
-        """Newer orders of the run."""
+        """Take newer orders of the run."""
         self.orders = orders
         self.unsaved.follow(orders, self.clock())
         self.reconcile()
@@ -151,7 +154,7 @@ class NodeJobs:
                     self.start_replica(action.job, action.order)
                 case StartVerifier():
                     self.start_verifier(action.order)
-        self.answer_for_unsaved()
+        self.report_unsaved()
 
     def start_replica(self, job: JobOrder, order: ReplicaOrder) -> None:
         name, output = self.new_process(job.spec.id)
@@ -164,14 +167,14 @@ class NodeJobs:
             trainer=self.config.trainer,
             application_modules=self.config.applications.modules,
         )
-        pid = self.processes.start(name, entry.replica, encode(start), output)
+        pid = self.processes.start(name, child_entry.replica, encode(start), output)
         if pid is None:
             return
         self.processes.send(name, encode(order))
         record = ReplicaRecord(
             name=name, job_id=job.spec.id, serial=self.started, phase=Phase.ACTIVE, order=order
         )
-        self.tracked[name] = Tracked(record, output, self.clock(), self.clock())
+        self.tracked[name] = TrackedProcess(record, output, self.clock(), self.clock())
         self.publish(
             ReplicaStarted(
                 job_id=job.spec.id,
@@ -190,15 +193,15 @@ class NodeJobs:
             slot_speed=self.config.agent.slot_speed,
             application_modules=self.config.applications.modules,
         )
-        pid = self.processes.start(name, entry.verifier, encode(start), output)
+        pid = self.processes.start(name, child_entry.verifier, encode(start), output)
         if pid is None:
             return
         record = VerifierRecord(name=name, job_id=job_id, checkpoint=order.checkpoint, phase=Phase.ACTIVE)
-        self.tracked[name] = Tracked(record, output, self.clock(), self.clock(), claim=order)
+        self.tracked[name] = TrackedProcess(record, output, self.clock(), self.clock(), claim=order)
         self.publish(VerificationStarted(job_id=job_id, node=self.node, replica=name, pid=pid))
 
     def new_process(self, job_id: str) -> tuple[str, Path]:
-        """Name of a new process, unique in the run, and the file for what it prints."""
+        """The name of a new process, unique in the run, and the file for what it prints."""
         assert self.orders is not None
         self.started += 1
         name = f"{self.node}-{self.incarnation}-{self.started}"
@@ -210,7 +213,7 @@ class NodeJobs:
         phase = tracked.record.phase
         if order.rank == LEAVES and phase is Phase.ACTIVE:
             phase = Phase.LEAVING
-            tracked.told_to_leave_s = self.clock()
+            tracked.leave_ordered_s = self.clock()
         tracked.record = msgspec.structs.replace(tracked.record, order=order, phase=phase)
         if not self.processes.send(name, encode(order)):
             self.give_up(name, "has stopped reading its orders")
@@ -221,32 +224,32 @@ class NodeJobs:
         self.processes.kill(name)
 
     def on_tick(self) -> None:
-        """What only time brings about."""
-        self.answer_for_unsaved()
-        now_s, bounds = self.clock(), self.config.trainer
-        # Whoever waits for the one that hangs does not look at its orders either, and must outlive it.
-        hangs_s = bounds.hang_timeout_s + bounds.collective_timeout_s
+        """Called at intervals: apply the timeouts."""
+        self.report_unsaved()
+        now_s, trainer = self.clock(), self.config.trainer
+        # Replicas that wait for a hanging one do not read their orders either, and must outlive it.
+        hang_s = trainer.hang_timeout_s + trainer.collective_timeout_s
         for name, tracked in list(self.tracked.items()):
             phase = tracked.record.phase
-            if phase is Phase.LEAVING and now_s - tracked.told_to_leave_s > bounds.order_timeout_s:
+            if phase is Phase.LEAVING and now_s - tracked.leave_ordered_s > trainer.order_timeout_s:
                 self.kill(name)
             if phase is not Phase.ACTIVE or tracked.answered:
                 continue
             if tracked.claim is not None:
-                if now_s - tracked.started_s > bounds.verify_timeout_s:
-                    self.give_up(name, f"had no answer in {bounds.verify_timeout_s:g} s")
-            elif now_s - tracked.heard_s > hangs_s:
-                self.give_up(name, f"has not looked at its orders for {hangs_s:g} s")
+                if now_s - tracked.started_s > trainer.verify_timeout_s:
+                    self.give_up(name, f"had no verdict after {trainer.verify_timeout_s:g} s")
+            elif now_s - tracked.heard_s > hang_s:
+                self.give_up(name, f"has not read its orders for {hang_s:g} s")
 
     def give_up(self, name: str, why: str) -> None:
-        """Kill a process, and report it lost where it is missed and has not explained its end itself."""
+        """Kill a process. Report it as lost unless it was leaving or has explained its end itself."""
         tracked = self.tracked[name]
-        missed = tracked.record.phase is Phase.ACTIVE
+        was_active = tracked.record.phase is Phase.ACTIVE
         self.kill(name)
-        if missed and not tracked.answered:
+        if was_active and not tracked.answered:
             self.report_lost(tracked, f"{why}; killed")
 
-    # ------------------------------------------------------------------ what processes say
+    # ------------------------------------------------------------------ messages and exits of processes
 
     def on_message(self, name: str, data: bytes) -> None:
         tracked = self.tracked[name]
@@ -271,7 +274,7 @@ class NodeJobs:
                 if former is None or former.progress <= message.progress:
                     self.saved[message.job_id] = message
             case ReplicaLost() if tracked.record.phase is Phase.KILLED:
-                pass  # it is ended on purpose, and so may be the rest of its group
+                pass  # the agent itself is ending it, and perhaps the rest of its group
             case _ if isinstance(message, Fact):
                 self.report(message)
             case _:
@@ -293,28 +296,29 @@ class NodeJobs:
             self.report(self.saved.pop(job_id))
         self.reconcile()
 
-    def account_for(self, tracked: Tracked, exited: Exit) -> None:
-        """Report an end that nobody asked for and that the process has not explained itself."""
+    def account_for(self, tracked: TrackedProcess, exited: Exit) -> None:
+        """Report an end that was not ordered and that the process has not explained itself."""
         record = tracked.record
         if exited.code < 0:
             if record.phase is Phase.ACTIVE and not tracked.answered:
-                self.report_lost(tracked, ended(exited))
+                self.report_lost(tracked, describe_exit(exited))
         elif tracked.answered:
             pass
         elif tracked.claim is not None:
-            self.refute(tracked.claim, f"the verifier {ended(exited)} before it had an answer")
+            self.refute(tracked.claim, f"the verifier {describe_exit(exited)} before it had a verdict")
         elif not exited.finished and isinstance(record, ReplicaRecord):
             self.report(
                 JobRaised(
                     job_id=record.job_id,
                     generation=record.order.generation,
-                    reason=f"replica {record.name} {ended(exited)} before its work was done",
+                    reason=f"replica {record.name} {describe_exit(exited)} before its work was done",
                     output_tail=tail(tracked.output),
                 )
             )
 
     def refute(self, claim: VerifyOrder, finding: str) -> None:
-        """In the name of a verifier that could not: nothing was measured, so nothing is confirmed."""
+        """Report a refuted claim for a verifier that gave no verdict: nothing was measured, so nothing is
+        confirmed."""
         job_id, metric, findings = claim.spec.id, claim.metric, (finding,)
         self.publish(
             Verified(
@@ -323,7 +327,7 @@ class NodeJobs:
         )
         self.report(VerificationDone(job_id=job_id, metric=metric, findings=findings))
 
-    def answer_for_unsaved(self) -> None:
+    def report_unsaved(self) -> None:
         for fact in self.unsaved.answers(self.lives, self.clock()):
             self.report(fact)
 
@@ -333,7 +337,7 @@ class NodeJobs:
             for tracked in self.tracked.values()
         )
 
-    def report_lost(self, tracked: Tracked, why: str) -> None:
+    def report_lost(self, tracked: TrackedProcess, why: str) -> None:
         record = tracked.record
         if isinstance(record, ReplicaRecord):
             reason = f"replica {record.name} {why}"
@@ -349,7 +353,7 @@ class NodeJobs:
             self.report_fact(fact)
 
 
-def ended(exited: Exit) -> str:
+def describe_exit(exited: Exit) -> str:
     if exited.code >= 0:
         return f"exited with code {exited.code}"
     name = next((s.name for s in signal.Signals if s == -exited.code), str(-exited.code))
@@ -357,7 +361,7 @@ def ended(exited: Exit) -> str:
 
 
 def tail(output: Path) -> str:
-    """The last lines of what a process printed, printable."""
+    """The last lines that a process printed, with unprintable characters replaced."""
     try:
         with output.open("rb") as file:
             file.seek(max(output.stat().st_size - TAIL_BYTES, 0))

@@ -1,9 +1,11 @@
-"""Where the agent's child processes begin. Importing this module does not import torch: the forkserver has it
-already, and the agent, which only names these functions, never needs it.
+"""The entry points of the agent's child processes.
 
-A child is forked with SIGINT and SIGTERM blocked, since a terminal or a process manager signals the whole
-group: Ctrl-C is for the agent alone, and the store outlives the replicas. It ends when its pipe closes, and
-in any case with the agent.
+Importing this module does not import torch: the fork server has imported it already, and the agent, which
+only refers to these functions, never needs it.
+
+A child is forked with SIGINT and SIGTERM blocked, because a terminal or a process manager signals the whole
+process group. Only the agent handles Ctrl-C, and the store has to outlive the replicas. A child ends when its
+pipe closes, and at the latest when the agent ends.
 """
 
 import contextlib
@@ -18,11 +20,11 @@ from common.codec import decode
 from common.protocol import ReplicaStart, VerifyStart
 
 FINISHED = b""
-"""Last message of a process that ends because its work is done."""
+"""The last message of a process whose work is done."""
 
 
 def replica(connection: Connection, start: bytes, output: str) -> None:
-    """A replica: `start` is an encoded ReplicaStart, `output` the file for all that it prints."""
+    """Run a replica. `start` is an encoded ReplicaStart, `output` the file for everything that it prints."""
     begin(output)
     from workloads.trainer.replica import run_replica
 
@@ -31,7 +33,7 @@ def replica(connection: Connection, start: bytes, output: str) -> None:
 
 
 def verifier(connection: Connection, start: bytes, output: str) -> None:
-    """A verifier: `start` is an encoded VerifyStart."""
+    """Run a verifier. `start` is an encoded VerifyStart, `output` the file for everything that it prints."""
     begin(output)
     from workloads.trainer.verify import run_verifier
 
@@ -40,7 +42,7 @@ def verifier(connection: Connection, start: bytes, output: str) -> None:
 
 
 def store(connection: Connection, host: str) -> None:
-    """The node's TCPStore."""
+    """Run the node's TCPStore."""
     end_with_agent()
     from workloads.trainer.store import run_store
 
@@ -48,26 +50,27 @@ def store(connection: Connection, host: str) -> None:
 
 
 def begin(output: str) -> None:
-    """What every process of a job does first; `output` is created or appended to."""
+    """What every process of a job does first. Prints go to the end of `output`, which is created if
+    needed."""
     end_with_agent()
     fd = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     os.dup2(fd, 1)
     os.dup2(fd, 2)
     os.close(fd)
-    # What is printed must be in the file when the process dies.
+    # Everything printed must be in the file even if the process dies.
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
 
 
 def finish(connection: Connection) -> None:
-    """Say that the work is done: exiting without this word is a failure, whatever the exit code."""
+    """Report that the work is done. A process that exits without this has failed, whatever its exit code."""
     sys.stdout.flush()
     with contextlib.suppress(OSError):
         connection.send_bytes(FINISHED)
 
 
 def end_with_agent() -> None:
-    """Exit at once when the agent has died, whatever this process is waiting for."""
+    """Exit at once when the agent ends, whatever this process is waiting for."""
     agent = multiprocessing.parent_process()
     assert agent is not None
 

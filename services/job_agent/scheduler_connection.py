@@ -1,8 +1,8 @@
-"""An agent's place in a run: it registers, sends heartbeats, hears orders, and reports facts.
+"""An agent's connection to the scheduler: it registers, sends heartbeats, receives orders and reports facts.
 
-Registering goes on for as long as nobody is there, with one line in the log. Facts are numbered within an
-incarnation and repeated until they are acknowledged. A silent scheduler changes nothing; one that does not
-know the agent, or that begins another run, ends the membership, and the agent may join again.
+The agent keeps trying to register until a scheduler answers, and logs that once. Reports are numbered within
+an incarnation and repeated until they are acknowledged. If the scheduler is silent, nothing changes. If it
+does not know the agent, or starts another run, the connection is lost, and the agent may join again.
 """
 
 import time
@@ -31,15 +31,15 @@ from common.protocol import (
 from common.types import Node
 
 ANSWER_S = 1.0
-"""How long the scheduler may take to answer before a request is repeated."""
+"""A request is repeated after this time without a reply."""
 FACTS_AT_ONCE = 100
 
 log = get_logger()
 
 
-class Membership:
-    """Callbacks: `on_joined(registered)`, `on_orders(orders)` for each newer version of the same run, and
-    `on_lost(why)`, after which the agent is nobody's until `join` is called again."""
+class SchedulerConnection:
+    """Callbacks: `on_joined(registered)`; `on_orders(orders)` for each newer version of the orders of the
+    run; `on_lost(why)`, after which the agent belongs to no run until `join` is called again."""
 
     def __init__(
         self,
@@ -71,19 +71,19 @@ class Membership:
         self._report: Report | None = None
         self._reports = 0
         self._heard_s = 0.0
-        self._beat_under_way = False
-        self._said: set[str] = set()
+        self._heartbeat_under_way = False
+        self._logged: set[str] = set()
 
     # ------------------------------------------------------------------ joining and leaving
 
     def join(self, node: Node) -> None:
-        """Register `node` as a new incarnation, until a scheduler takes it."""
+        """Register `node` as a new incarnation. Repeats this until a scheduler accepts it."""
         self.node = node
         self.incarnation = uuid.uuid4().hex[:8]
         self._register()
 
     def leave(self, timeout_s: float) -> None:
-        """Hand in the last facts and tell the scheduler, as far as it answers within `timeout_s`."""
+        """Report the last facts and leave, if the scheduler answers within `timeout_s`."""
         if not self.joined or self.node is None:
             return
         end_s = self._clock() + timeout_s
@@ -100,14 +100,15 @@ class Membership:
         self._reactor.run_until(lambda: bool(answered), end_s - self._clock())
 
     def resign(self) -> None:
-        """Be nobody's, and let the scheduler know, so that it takes the next incarnation at once."""
+        """Leave without waiting for the reply, so that the scheduler accepts the next incarnation at once."""
         if self.joined and self.node is not None:
             leave = LeaveAgent(node=self.node.name, incarnation=self.incarnation)
             self._client.post(leave, lambda _reply: None, lambda: None, timeout_s=ANSWER_S)
         self.end()
 
     def end(self) -> None:
-        """Be nobody's; what was under way is forgotten, facts are kept for the next time in the same run."""
+        """Belong to no run. A report under way is dropped; its facts are kept in case the agent joins the
+        same run again."""
         self.joined = False
         self.incarnation = ""
         self._report = None
@@ -122,22 +123,22 @@ class Membership:
             self._client.post(
                 RegisterAgent(node=self.node, incarnation=incarnation),
                 lambda reply: self._on_registration(incarnation, reply),
-                lambda: self._on_nobody(incarnation),
+                lambda: self._on_no_scheduler(incarnation),
                 timeout_s=ANSWER_S,
                 attempts=1,
             )
 
-    def _on_nobody(self, incarnation: str) -> None:
+    def _on_no_scheduler(self, incarnation: str) -> None:
         if incarnation == self.incarnation:
-            self._say_once(f"waits for a scheduler at {self._client.endpoint}")
+            self._log_once(f"waiting for a scheduler at {self._client.endpoint}")
             self._register()
 
     def _on_registration(self, incarnation: str, reply: Reply) -> None:
         if incarnation != self.incarnation:
             return
         if not isinstance(reply, Registered):
-            reason = reply.reason if isinstance(reply, Refused) else f"it answers {type(reply).__name__}"
-            self._say_once(f"the scheduler does not take this agent: {reason}")
+            reason = _problem(reply)
+            self._log_once(f"the scheduler does not accept this agent: {reason}")
             self._reactor.call_later(ANSWER_S, self._register)
             return
         if reply.run.run_id != self.run_id:
@@ -157,8 +158,8 @@ class Membership:
     # ------------------------------------------------------------------ heartbeats and orders
 
     def _on_heartbeat_due(self) -> None:
-        if self.joined and self.node is not None and not self._beat_under_way:
-            self._beat_under_way = True
+        if self.joined and self.node is not None and not self._heartbeat_under_way:
+            self._heartbeat_under_way = True
             incarnation = self.incarnation
             self._client.post(
                 Heartbeat(node=self.node.name, incarnation=incarnation, orders_version=self.orders_version),
@@ -169,7 +170,7 @@ class Membership:
             )
 
     def _on_heartbeat(self, incarnation: str, reply: Reply) -> None:
-        self._beat_under_way = False
+        self._heartbeat_under_way = False
         if not self.joined or incarnation != self.incarnation:
             return
         self._heard()
@@ -179,30 +180,30 @@ class Membership:
             self._lose(reply.reason)
 
     def _on_silence(self) -> None:
-        self._beat_under_way = False
+        self._heartbeat_under_way = False
         if self.joined and self._clock() - self._heard_s > self._silence_s:
-            self._say_once(f"no scheduler answers at {self._client.endpoint}; what runs here runs on")
+            self._log_once(f"no scheduler answers at {self._client.endpoint}; running jobs continue")
 
     def _on_published(self, orders: Orders) -> None:
-        """Orders from either way; old and repeated ones change nothing."""
+        """Orders that were published or came as a reply; old and repeated ones change nothing."""
         if not self.joined:
             return
         if orders.run_id != self.run_id:
-            self._lose(f"run {orders.run_id} has begun")
+            self._lose(f"run {orders.run_id} has started")
         elif orders.version > self.orders_version:
             self.orders_version = orders.version
             self._on_orders(orders)
 
     def _heard(self) -> None:
         self._heard_s = self._clock()
-        if self._said:
-            self._said.clear()
+        if self._logged:
+            self._logged.clear()
             log.info(f"the scheduler at {self._client.endpoint} answers")
 
-    def _say_once(self, text: str) -> None:
-        """Once until the scheduler answers."""
-        if text not in self._said:
-            self._said.add(text)
+    def _log_once(self, text: str) -> None:
+        """Log a text only once until the scheduler answers."""
+        if text not in self._logged:
+            self._logged.add(text)
             log.warning(text)
 
     # ------------------------------------------------------------------ facts
@@ -236,7 +237,7 @@ class Membership:
         if report is not self._report:
             return
         if not isinstance(reply, Done):
-            self._lose(reply.reason if isinstance(reply, Refused) else f"it answers {type(reply).__name__}")
+            self._lose(_problem(reply))
             return
         for _ in report.facts:
             self._facts.popleft()
@@ -245,3 +246,7 @@ class Membership:
     def _on_unreported(self, report: Report) -> None:
         if report is self._report:
             self._post_report(report)
+
+
+def _problem(reply: Reply) -> str:
+    return reply.reason if isinstance(reply, Refused) else f"unexpected reply {type(reply).__name__}"
