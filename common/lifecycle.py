@@ -1,7 +1,7 @@
 """How a service lives: its log, its signals, its periodic tasks, its ordered close, its exit code.
 
-Signals only set a flag; the poll loop (`common.messaging.reactor.Reactor`) wakes, sees it, and the service closes
-in its own order. Nothing here installs anything at import.
+Signals only set a flag; the poll loop (`common.messaging.reactor.Reactor`) wakes, sees it, and the service
+closes in its own order. Nothing here installs anything at import.
 """
 
 import contextlib

@@ -1,5 +1,5 @@
-"""Events and orders over publish/subscribe, which may lose: events are numbered and repaired, orders versioned
-and repeated (DESIGN section 3).
+"""Events and orders over publish/subscribe, which may lose: events are numbered and repaired, orders
+versioned and repeated (DESIGN section 3).
 
 An event's message is (name of the event, EventRecord), orders are ("Orders", Orders).
 """

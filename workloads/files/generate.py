@@ -2,8 +2,8 @@
 
 A recipe says how many jobs come when, and how long they are; the seed decides the rest: which application
 each job has, its target, its arrival, its own seed, and what its user asks for. Two kinds of users ask for
-the same jobs: those of `tuned` have found out what suits them (`workloads.files.tuned_requests.tuned_request`), those of
-`realistic` ask as people do.
+the same jobs: those of `tuned` have found out what suits them
+(`workloads.files.tuned_requests.tuned_request`), those of `realistic` ask as people do.
 
 The load of a set is
 
