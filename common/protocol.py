@@ -9,7 +9,7 @@ at the initial batch size M0. `t_s` and `now_s` are monotonic clocks, `wall_s` i
 
 Names. A *generation* counts the orders for one job: each change of its replicas or of its batch is a new one.
 A *group* is a process group; it is named by the generation that formed it. An *incarnation* is a name that a
-process chooses anew at every start. An *allocation* lists the replicas of a job by node, in order of rank.
+process chooses at each start. An *allocation* lists the replicas of a job by node, in order of rank.
 
     from -> to                                      message                       channel
     client, agent, collector -> scheduler           Request, answered by Reply    request/reply

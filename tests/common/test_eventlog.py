@@ -122,7 +122,7 @@ class TestWriter:
             list(read_events(tmp_path / EVENTS_FILE))
 
     def test_a_second_writer_of_the_same_file_is_refused(self, writer, tmp_path):
-        with pytest.raises(EventLogError, match="another logger writes it"):
+        with pytest.raises(EventLogError, match="another logger is writing it"):
             EventLogWriter(tmp_path)
 
     def test_a_folder_that_cannot_be_made_is_an_error_for_people(self, tmp_path):

@@ -166,7 +166,7 @@ def test_a_lock_that_somebody_keeps_breaks_the_group_within_the_bound(tmp_path: 
         kept = StateLock(tmp_path)
         assert kept.try_alone()
         fleet.order(2, M0 // 2)
-        fleet.wait_for(ReplicaLost, lambda fact: "keeps the job's state to itself" in fact.reason)
+        fleet.wait_for(ReplicaLost, lambda fact: "holds the lock on the job's state" in fact.reason)
         kept.release()
         fleet.order(2, M0 // 2)
         fleet.wait_for(GenerationRunning, lambda fact: fact.generation == 3)

@@ -80,7 +80,7 @@ class TestOutbox:
 
     def test_a_folder_that_cannot_be_made_is_an_error_for_people(self, tmp_path):
         (tmp_path / "file").touch()
-        with pytest.raises(UserError, match=r"scheduler-one\.msgpack: cannot be made: Not a directory"):
+        with pytest.raises(UserError, match=r"scheduler-one\.msgpack: cannot be created: Not a directory"):
             Outbox.create(tmp_path / "file" / "outbox", ORIGIN, LIMITS)
 
     def test_what_is_acknowledged_is_forgotten(self, tmp_path):
@@ -352,7 +352,7 @@ class TestDelivery:
 
     def test_an_event_beyond_the_limit_is_an_error_and_costs_no_number(self, tmp_path):
         world = World(tmp_path, LimitsConfig(message_bytes=1000))
-        with pytest.raises(ValueError, match=r"JobFailed of .* bytes is too large"):
+        with pytest.raises(ValueError, match=r"JobFailed of .* bytes: an event may have at most"):
             world.delivery.keep(JobFailed(job_id="a", reason="x" * 600), 0.0, 0.0)
         world.publish()
         world.pass_seconds(2)
