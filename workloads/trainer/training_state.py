@@ -12,7 +12,7 @@ from common.types import ApplicationSpec, JobSpec
 from workloads.applications.interface import Task
 from workloads.trainer.checkpoint import CheckpointError
 from workloads.trainer.gradient_statistics.adascale import rescale_averages, scale_of, scaling_rule
-from workloads.trainer.gradient_statistics.flat_gradients import FlatGradients, Previous, StepSums
+from workloads.trainer.gradient_statistics.flat_gradients import FlatGradients, PreviousStep, StepSums
 from workloads.trainer.gradient_statistics.noise_scale import EfficiencyEstimator, GradientNoiseScale
 from workloads.trainer.sample_ledger import Fingerprints, SampleLedger, from_limbs, mix
 from workloads.trainer.sampler import Sampler, StepBatch
@@ -176,7 +176,7 @@ class TrainingState:
             self._check(content)
             self.task.model.load_state_dict(content["model"])
             self.task.optimizer.load_state_dict(content["optimizer"])
-            self.gradients.previous = [Previous(*step) for step in content["previous"]]
+            self.gradients.previous = [PreviousStep(*step) for step in content["previous"]]
             self.estimator.load(content["estimator"])
             self.sampler.load(content["sampler"])
             self.ledger.load(content["ledger"])

@@ -2,8 +2,6 @@
 
 import fcntl
 import os
-import resource
-from contextlib import contextmanager
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -32,6 +30,7 @@ from common.protocol import (
     Refused,
     RepairEvents,
 )
+from tests.fixtures.full_disk import disk_that_takes
 
 LIMITS = LimitsConfig()
 ORIGIN = Origin("run", "scheduler", "one")
@@ -52,17 +51,6 @@ def filled(folder, count, origin=ORIGIN, text=""):
 
 def seqs(outbox):
     return [r.seq for r in outbox.records(outbox.last_seq, 10**9)]
-
-
-@contextmanager
-def disk_that_takes(size_bytes):
-    """No file of this process can grow beyond `size_bytes`: the kernel refuses like a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 class TestOutbox:
