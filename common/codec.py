@@ -1,7 +1,7 @@
-"""msgpack bytes <-> the structs of `common/protocol.py`, with limits for bytes that come from outside.
+"""Encoding and decoding: msgpack bytes <-> the structs of `common/protocol.py`.
 
-Decoding goes in two steps: `unpack` turns bytes into plain values and enforces the limits, `convert` makes
-the struct and enforces the schema. Whatever arrives, the only exception is DecodeError.
+Decoding has two steps: `unpack` turns bytes into plain values and enforces the limits, `convert` makes the
+struct and enforces the schema. Whatever bytes arrive, the only exception is DecodeError.
 """
 
 from typing import Any, TypeVar, overload
@@ -19,7 +19,7 @@ _CONTAINERS = frozenset((dict, list))
 
 
 class DecodeError(ValueError):
-    """Bytes that are not the message that was expected; `str()` is one printable line for people."""
+    """The bytes are not the expected message; `str()` is one printable line for people."""
 
     def __init__(self, text: str) -> None:
         super().__init__(printable(text))
@@ -32,7 +32,7 @@ def printable(text: str, max_chars: int = MAX_ERROR_CHARS) -> str:
 
 
 def encode(message: Struct) -> bytes:
-    """msgpack of a message; fields keep the order of their declaration, so equal messages are equal bytes."""
+    """msgpack of a message. Fields keep the order of their declaration, so equal messages are equal bytes."""
     return msgspec.msgpack.encode(message)
 
 
@@ -43,14 +43,14 @@ def decode(data: bytes, kind: Any, limits: LimitsConfig = LIMITS) -> Any: ...
 def decode(data: bytes, kind: Any, limits: LimitsConfig = LIMITS) -> Any:
     """The message of type `kind`, a struct or a tagged union of structs.
 
-    Raises DecodeError when the bytes exceed `limits`, are not msgpack, or do not match the schema. Floats
-    may be infinite or NaN: whether a field allows them is a question of validation, not of the codec.
+    Raises DecodeError if the bytes exceed `limits`, are not msgpack, or do not match the schema. Floats may
+    be infinite or NaN: the codec does not decide which fields allow that.
     """
     return convert(unpack(data, limits), kind)
 
 
 def convert(value: Any, kind: Any) -> Any:
-    """Check plain values against the schema. Raises DecodeError, which names the path of the field."""
+    """Make the struct `kind` of plain values. Raises DecodeError, which names the field."""
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
@@ -62,8 +62,8 @@ def convert(value: Any, kind: Any) -> Any:
 def unpack(data: bytes, limits: LimitsConfig = LIMITS) -> Any:
     """Plain values (dict, list, str, bytes, int, float, bool, None) from msgpack bytes.
 
-    Raises DecodeError beyond `limits`: bytes of the whole message, keys of one map, nested containers.
-    Extension types and maps with keys other than strings are refused.
+    Raises DecodeError beyond `limits`: bytes of the whole message, keys of one map, nesting of lists and
+    maps. Also refused are extension types, and maps whose keys are not strings.
     """
     if len(data) > limits.message_bytes:
         raise DecodeError(f"message of {len(data)} bytes; at most {limits.message_bytes} are allowed")
@@ -79,7 +79,8 @@ def unpack(data: bytes, limits: LimitsConfig = LIMITS) -> Any:
 
 
 def _deeper_than(value: Any, depth: int) -> bool:
-    """Whether containers are nested in more than `depth` levels, walked level by level without recursion."""
+    """Whether lists and maps are nested more than `depth` levels deep. Without recursion: the input may be
+    nested deeper than the stack allows."""
     level = [value] if type(value) in _CONTAINERS else []
     while level and depth:
         depth -= 1

@@ -1,6 +1,6 @@
-"""events.jsonl: one EventRecord a line, as JSON, in the order of each source.
+"""The event log, events.jsonl: one EventRecord per line, as JSON. The events of each source are in order.
 
-Floats that JSON cannot write (NaN, infinities) stand as the strings "nan", "inf", "-inf".
+Floats that JSON cannot express are written as the strings "nan", "inf" and "-inf".
 """
 
 import fcntl
@@ -18,14 +18,15 @@ from common.protocol import EVENT_SCHEMA, EventRecord, JobSubmitted
 EVENTS_FILE = "events.jsonl"
 READABLE_SCHEMAS = (1, EVENT_SCHEMA)
 MAX_HELD = 5_000
-"""How far ahead of a missing number a source's records wait in memory; later ones their publisher repeats."""
+"""If an event is missing, at most this many later ones of its source wait in memory; the publisher repeats
+the rest."""
 
 Source = tuple[str, str]
-"""(source, incarnation): what numbers its events from 1."""
+"""(source, incarnation). Each numbers its events from 1."""
 
 
 class EventLogError(Exception):
-    """A log that cannot be read or written: file, line number (from 1; 0 for the whole file), and why."""
+    """An event log cannot be read or written. `line_number` counts from 1; 0 means the whole file."""
 
     def __init__(self, path: Path, line_number: int, text: str) -> None:
         place = f"{path}:{line_number}" if line_number else str(path)
@@ -36,15 +37,16 @@ class EventLogError(Exception):
 
 
 class SequenceNumbers:
-    """Which numbers of one source have been seen, as few ranges: memory grows with gaps, not with events."""
+    """The event numbers seen of one source, kept as ranges: memory grows with the gaps, not with the
+    events."""
 
     def __init__(self) -> None:
         self.contiguous = 0
-        """Every number from 1 to here has been seen."""
+        """All numbers from 1 to this one have been seen."""
         self._ranges: list[list[int]] = []
 
     def add(self, seq: int) -> bool:
-        """Note a number; False when it had been seen."""
+        """Add a number; False if it has been seen before."""
         if seq <= self.contiguous:
             return False
         if seq == self.contiguous + 1:
@@ -70,7 +72,7 @@ class SequenceNumbers:
         return True
 
     def skip_to(self, seq: int) -> None:
-        """Take every number before `seq` as seen."""
+        """Treat every number before `seq` as seen."""
         self._ranges = [r for r in self._ranges if r[1] >= seq]
         first = self._ranges[0][0] if self._ranges else seq
         self.contiguous = self._ranges.pop(0)[1] if self._ranges and first <= seq else seq - 1
@@ -79,7 +81,7 @@ class SequenceNumbers:
         return 0 < seq <= self.contiguous or any(first <= seq <= last for first, last in self._ranges)
 
     def missing(self) -> list[tuple[int, int]]:
-        """Ranges (first, last) that were passed over, in order."""
+        """The gaps below the largest number seen, as ranges (first, last) in order."""
         gaps = []
         last = self.contiguous
         for first, end in self._ranges:
@@ -89,7 +91,7 @@ class SequenceNumbers:
 
 
 def find_gaps(records: Iterable[EventRecord]) -> dict[Source, list[tuple[int, int]]]:
-    """Missing numbers of every source that has any, as ranges (first, last)."""
+    """The missing event numbers of each source that has any, as ranges (first, last)."""
     seen: dict[Source, SequenceNumbers] = {}
     for record in records:
         seen.setdefault((record.source, record.incarnation), SequenceNumbers()).add(record.seq)
@@ -100,7 +102,7 @@ def find_gaps(records: Iterable[EventRecord]) -> dict[Source, list[tuple[int, in
 
 
 def encode_line(record: EventRecord) -> bytes:
-    """One line of the log, its newline included."""
+    """One line of the log, with its newline."""
     line = msgspec.json.encode(record)
     if b"null" in line:
         line = msgspec.json.encode(_spell_floats(msgspec.to_builtins(record)))
@@ -108,22 +110,22 @@ def encode_line(record: EventRecord) -> bytes:
 
 
 def decode_line(line: bytes) -> EventRecord:
-    """The record of one line. Raises ValueError with a text for people."""
+    """The record in one line. Raises ValueError with a text for people."""
     spelled_floats = b'nan"' in line or b'inf"' in line
     try:
         record = (_lax_decoder if spelled_floats else _decoder).decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        former = _from_former_schema(line)
-        if former is None:
+        old_record = _decode_schema_1(line)
+        if old_record is None:
             raise ValueError(_explain(line, str(error))) from error
-        record = former
+        record = old_record
     if record.schema not in READABLE_SCHEMAS:
         raise ValueError(_explain(line, "schema"))
     return record
 
 
-def _from_former_schema(line: bytes) -> EventRecord | None:
-    """The record of a line that only the former schema explains; None for any other line.
+def _decode_schema_1(line: bytes) -> EventRecord | None:
+    """The record in a line that only schema 1 allows; None for any other line.
 
     Schema 1 had `accumulates_alone` in the specification of a job; schema 2 has it in JobSubmitted.
     """
@@ -153,6 +155,7 @@ def _spell_floats(value: Any) -> Any:
 
 
 def _explain(line: bytes, problem: str) -> str:
+    """Why a line is not an event, for people; `problem` is the decoder's own explanation."""
     try:
         tree = msgspec.json.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -170,10 +173,10 @@ def _explain(line: bytes, problem: str) -> str:
 
 
 def read_events(path: Path | str) -> Iterator[EventRecord]:
-    """The records of a log in the order of the file.
+    """The records of a log, in the order of the file.
 
-    Raises EventLogError at the first line that is broken, cut short, of another schema, or not ours, and
-    for a file that is empty or cannot be read.
+    Raises EventLogError at the first line that is damaged, cut short, of an unknown schema, or not an event
+    of coadapt, and for a file that is empty or cannot be read.
     """
     path = Path(path)
     number = 0
@@ -181,7 +184,7 @@ def read_events(path: Path | str) -> Iterator[EventRecord]:
         with path.open("rb") as file:
             for number, line in enumerate(file, start=1):
                 if not line.endswith(b"\n"):
-                    raise EventLogError(path, number, "cut short: the last line has no end")
+                    raise EventLogError(path, number, "cut short: the last line does not end in a newline")
                 try:
                     record = decode_line(line)
                 except ValueError as error:
@@ -190,14 +193,14 @@ def read_events(path: Path | str) -> Iterator[EventRecord]:
     except OSError as error:
         raise EventLogError(path, 0, f"cannot be read: {error.strerror}") from error
     if number == 0:
-        raise EventLogError(path, 1, "empty: no event in it")
+        raise EventLogError(path, 1, "empty: it contains no event")
 
 
 # --------------------------------------------------------------------------- write
 
 
 class _Position(msgspec.Struct):
-    """The part of a line that recovery needs."""
+    """The fields of a line that recovery needs."""
 
     source: str
     incarnation: str
@@ -205,16 +208,16 @@ class _Position(msgspec.Struct):
 
 
 class EventLogWriter:
-    """Appends to `run_dir`/events.jsonl; made anew after a crash, it goes on where the file ends.
+    """Appends to `run_dir`/events.jsonl. A new writer, after a crash, continues at the end of the file.
 
-    Each source's events are written in the order of their numbers: those that come early wait in memory for
-    the missing ones, and a number is written once, however often it comes.
+    The events of each source are written in the order of their numbers: an event that arrives early waits in
+    memory for the missing ones. Each number is written once, however often it arrives.
 
-    What is acknowledged has been handed to the operating system (`write`), so it survives the death of any
-    process, also by SIGKILL. `fsync` is not waited for: it costs milliseconds, and against what it adds,
-    the loss of power, `sync()` bounds the loss; the logger calls it once a second and at its end.
+    An acknowledged event has been handed to the operating system (`write`), so it survives the death of every
+    process, SIGKILL included. The writer does not wait for `fsync`, which takes milliseconds. Against a power
+    failure there is `sync()`, which the logger calls once a second and when it stops.
 
-    Raises EventLogError when another writer has the file open or the folder cannot be written.
+    Raises EventLogError if another writer has the file open or the folder cannot be written.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -231,14 +234,14 @@ class EventLogWriter:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(self._fd)
-            raise EventLogError(self.path, 0, "another logger writes it") from error
+            raise EventLogError(self.path, 0, "another logger is writing it") from error
         self._size_bytes = self._recover()
 
     def append(self, records: Iterable[EventRecord]) -> int:
-        """Write what is new and what is not held up by a missing number, all at once; returns how many.
+        """Write all new records that do not have to wait for a missing one; returns how many.
 
-        Raises OSError (disk full) with the file as it was: what could not be written is tried again at the
-        next call, and is not acknowledged before.
+        Raises OSError (disk full) and leaves the file as it was. The next call tries the same records again;
+        they are not acknowledged before.
         """
         for record in records:
             source = (record.source, record.incarnation)
@@ -250,12 +253,13 @@ class EventLogWriter:
         return len(ready)
 
     def acknowledged(self, source: str, incarnation: str) -> int:
-        """Every event of the source up to this number has been handed to the operating system."""
+        """All events of the source up to this number have been handed to the operating system."""
         numbers = self._numbers.get((source, incarnation))
         return numbers.contiguous if numbers else 0
 
     def give_up(self, source: str, incarnation: str, first_seq: int) -> tuple[int, int] | None:
-        """Nobody has the numbers before `first_seq` any more: do not wait. Returns the range lost, if any."""
+        """Stop waiting for the numbers before `first_seq`, which no process has any more. Returns the range
+        (first, last) that is lost, if any."""
         numbers = self._numbers.setdefault((source, incarnation), SequenceNumbers())
         last = numbers.contiguous
         if first_seq <= last + 1:
@@ -264,15 +268,16 @@ class EventLogWriter:
         return last + 1, first_seq - 1
 
     def write_held(self) -> dict[Source, list[tuple[int, int]]]:
-        """At the end: write what still waits. Returns the numbers (first, last) that each source lacks.
+        """At the end: write the records that still wait. Returns the missing ranges (first, last) of each
+        source.
 
-        They are not acknowledged: whoever has them may still bring them to the next writer."""
+        Missing events are not acknowledged: their publisher may still send them to the next writer."""
         sources = [source for source, held in self._held.items() if held]
         self._write([record for source in sources for _, record in sorted(self._held[source].items())])
         return {source: self._numbers[source].missing() for source in sources}
 
     def sync(self) -> None:
-        """Have the operating system put on disk what was written."""
+        """Make the operating system put everything written on disk."""
         if self._dirty:
             os.fdatasync(self._fd)
             self._dirty = False
@@ -307,9 +312,10 @@ class EventLogWriter:
             del self._held[source][record.seq]
 
     def _recover(self) -> int:
-        """Learn from the file which numbers it has, and cut a half-written last line; returns its bytes.
+        """Read from the file which numbers it has and cut off a half-written last line; returns its size in
+        bytes.
 
-        Lines that are broken are left for readers to report."""
+        Damaged lines stay as they are, for readers to report."""
         size_bytes = 0
         with self.path.open("rb") as file:
             for line in file:

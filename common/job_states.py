@@ -1,4 +1,4 @@
-"""The life cycle of a job, as one table: (state, trigger) -> state. What is not here cannot happen."""
+"""The life cycle of a job as one table: (state, trigger) -> next state. No other transition is possible."""
 
 import enum
 
@@ -6,24 +6,26 @@ from common.types import JobState
 
 
 class Trigger(enum.StrEnum):
+    """What moves a job from one state to the next."""
+
     ALLOCATED = "allocated"
-    """A decision gave it slots, or other ones, or another batch."""
+    """A decision gave the job slots, other slots, or another batch."""
     STEPPED = "stepped"
-    """The first step of its newest generation is done."""
+    """The job completed the first step of its newest generation."""
     PREEMPTED = "preempted"
-    """A decision took all its slots."""
+    """A decision took all slots of the job."""
     SAVED = "saved"
-    """Its replicas have saved and left."""
+    """The replicas of the job have saved its state and left."""
     LOST = "lost"
-    """A replica or node died; it keeps slots."""
+    """A replica or node died, and the job still has slots."""
     STRANDED = "stranded"
-    """A replica or node died; no slots are left to it."""
+    """A replica or node died, and the job has no slots left."""
     REACHED = "reached"
-    """It reports its target reached; late, where its node was out of reach for a while."""
+    """The job reports that its target is reached. The report may be late if its node was cut off."""
     CONFIRMED = "confirmed"
-    """The verifier agrees."""
+    """The verifier confirmed the target."""
     FAULTED = "faulted"
-    """It raised, diverged, exited, spent its budget, was refuted, or died too often."""
+    """The job raised, diverged, exited, spent its budget, was refuted by the verifier, or died too often."""
     CANCELLED = "cancelled"
 
 
@@ -62,14 +64,16 @@ TRANSITIONS: dict[tuple[JobState, Trigger], JobState] = {
 }
 
 HOLDS_SLOTS = frozenset({S.STARTING, S.RUNNING, S.VERIFYING})
-"""States in which a job's allocation counts against its nodes. A preempting job's replicas still sit in
-their slots, but the slots are no longer the job's: an agent starts nothing before they are empty."""
+"""States in which the allocation of a job counts against its nodes. The replicas of a preempting job still
+run in their slots, but the slots no longer belong to it; agents start nothing in them until they are
+empty."""
 
 
 def allowed(state: JobState, trigger: Trigger) -> bool:
+    """Whether the table has this transition."""
     return (state, trigger) in TRANSITIONS
 
 
 def after(state: JobState, trigger: Trigger) -> JobState:
-    """The next state. Raises KeyError for a transition that the table does not have."""
+    """The next state. Raises KeyError if the table does not have the transition."""
     return TRANSITIONS[state, trigger]

@@ -1,7 +1,7 @@
-"""How a service lives: its log, its signals, its periodic tasks, its ordered close, its exit code.
+"""The life of a service: its log, its signals, its timers, its ordered close and its exit code.
 
-Signals only set a flag; the poll loop (`common.messaging.reactor.Reactor`) wakes, sees it, and the service closes
-in its own order. Nothing here installs anything at import.
+A signal only sets a flag. The poll loop (`common.messaging.reactor.Reactor`) wakes up, sees the flag, and the
+service closes its parts in order. Importing this module installs nothing.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from common.codec import printable
 from common.config import Config, ConfigError, load_config
 
 MAX_LOG_CHARS = 1000
-"""Of one value in a line of the log."""
+"""Longest value in a line of a service's log."""
 EXIT_OK = 0
 EXIT_FAILED = 1
 EXIT_BAD_INPUT = 2
@@ -33,13 +33,13 @@ EXIT_INTERRUPTED = 130
 
 
 class UserError(Exception):
-    """Something that a person has to mend: `str()` is the one line for them."""
+    """An error that a person can fix; `str()` is one line that says how."""
 
     exit_code = EXIT_BAD_INPUT
 
 
 class EndpointError(UserError):
-    """An endpoint of the configuration that cannot be used."""
+    """An endpoint in the configuration cannot be used."""
 
     TAKEN = "already taken: is another stack running?"
 
@@ -52,19 +52,19 @@ class EndpointError(UserError):
 
 
 class LazyLogger:
-    """A structlog logger that is only made, and structlog only imported, at the first line that it writes."""
+    """A structlog logger that imports structlog only when it writes its first line."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(_structlog().get_logger(), name)
 
 
 def get_logger() -> LazyLogger:
-    """`get_logger().info("bound", endpoint=...)`: one readable line on stderr, `configure_logging` or not."""
+    """A logger: `get_logger().info("bound", endpoint=...)` writes one readable line to stderr."""
     return LazyLogger()
 
 
 def configure_logging(service: str) -> None:
-    """Name the service in every line of its log. Costs nothing before the first line."""
+    """Set the service name that starts every line of the log."""
     global _service
     _service = service
 
@@ -74,8 +74,8 @@ _configured: Any = None
 
 
 def _structlog() -> Any:
-    """structlog, set up once. Its own import of rich (a third of the time and 5 MB of memory) is kept
-    away: a service prints plain lines."""
+    """structlog, configured once. Its import of rich is blocked: it takes a third of the time and 5 MB of
+    memory, and a service prints plain lines only."""
     global _configured
     if _configured is None:
         rich = sys.modules.get("rich")
@@ -112,18 +112,18 @@ def _render_line(_logger: Any, _method: str, event: Any) -> str:
 
 
 class StopFlag:
-    """Set by SIGTERM or SIGINT, or by `request()`; readable on `wakeup_fd` so that a poll loop wakes.
+    """Set by SIGTERM, by SIGINT, or by `request()`. `wakeup_fd` becomes readable, which wakes a poll loop.
 
-    After the first SIGINT a second one kills the process at once."""
+    A second SIGINT kills the process at once."""
 
     def __init__(self) -> None:
         self.requested = False
         self.interrupted = False
-        """Asked to stop by SIGINT rather than by SIGTERM."""
+        """Whether SIGINT requested the stop."""
         self.wakeup_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def install(self) -> "StopFlag":
-        """Take over SIGTERM and SIGINT of this process; only from the main thread."""
+        """Handle SIGTERM and SIGINT of this process. Call it in the main thread."""
         signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
         signal.signal(signal.SIGTERM, self._on_signal)
         signal.signal(signal.SIGINT, self._on_signal)
@@ -138,7 +138,7 @@ class StopFlag:
         return EXIT_INTERRUPTED if self.interrupted else EXIT_OK
 
     def drain(self) -> None:
-        """Forget the bytes that woke the loop."""
+        """Read the bytes that woke the loop."""
         with contextlib.suppress(BlockingIOError):
             while os.read(self.wakeup_fd, 512):
                 pass
@@ -160,18 +160,21 @@ class StopFlag:
 
 @contextlib.contextmanager
 def signals_as_interrupt() -> Iterator[None]:
-    """SIGTERM and SIGHUP end the block as Ctrl-C does, so that what it started is taken down; the first of
-    them, and none that the process ignores, as it does SIGHUP under nohup."""
+    """SIGTERM and SIGHUP end the block as Ctrl-C does, so that it can stop what it has started.
+
+    Only the first signal counts. A signal that the process ignores, such as SIGHUP under nohup, stays
+    ignored.
+    """
 
     received: list[int] = []
 
     def stop(number: int, frame: FrameType | None) -> None:
         received.append(number)
-        if len(received) == 1:  # `timeout` sends its signal twice: the second must not end the taking down
-            raise KeyboardInterrupt  # SystemExit may be a policy's of a user's own, and the scheduler goes on
+        if len(received) == 1:  # `timeout` sends its signal twice; the second must not interrupt the cleanup
+            raise KeyboardInterrupt  # not SystemExit: a user's policy may raise that, and it is caught
 
     wanted = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) is not signal.SIG_IGN]
-    former = {number: signal.signal(number, stop) for number in wanted}
+    previous = {number: signal.signal(number, stop) for number in wanted}
     try:
         yield
     except KeyboardInterrupt:
@@ -179,21 +182,21 @@ def signals_as_interrupt() -> Iterator[None]:
             raise SystemExit(128 + received[0]) from None
         raise
     finally:
-        for number, handler in former.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 @contextlib.contextmanager
 def delayed_signals() -> Iterator[None]:
-    """Signals that would raise within the block do so at its end: what it makes, such as a process, is then
-    in the hands of who takes it down. For the main thread."""
+    """Delay signals to the end of the block. What the block creates, such as a process, is then known to the
+    code that cleans it up. Call it in the main thread."""
     received: list[int] = []
     raising = [n for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP) if callable(signal.getsignal(n))]
-    former = {number: signal.signal(number, lambda n, _: received.append(n)) for number in raising}
+    previous = {number: signal.signal(number, lambda n, _: received.append(n)) for number in raising}
     try:
         yield
     finally:
-        for number, handler in former.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)
         for late in received:
             signal.raise_signal(late)
@@ -201,23 +204,23 @@ def delayed_signals() -> Iterator[None]:
 
 @contextlib.contextmanager
 def blocked_signals(*numbers: int) -> Iterator[None]:
-    """Processes that the block starts never hear of these signals, nor do theirs; who starts them ends them.
-    Here a signal that comes meanwhile is heard at the end of the block."""
-    from multiprocessing import resource_tracker  # for the few that start processes
+    """Processes started in the block, and their children, never receive these signals: their parent ends
+    them. In this process a signal is delayed to the end of the block."""
+    from multiprocessing import resource_tracker  # here, because few services start processes
 
-    resource_tracker.ensure_running()  # its start would unblock them
-    former = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    resource_tracker.ensure_running()  # starting it later would unblock the signals
+    previous = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, former)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
 
-# --------------------------------------------------------------------------- periodic tasks
+# --------------------------------------------------------------------------- timers
 
 
 class Timer:
-    """Handle of a planned call."""
+    """A planned call."""
 
     def __init__(self, due_s: float, interval_s: float | None, handler: Callable[[], None]) -> None:
         self.due_s = due_s
@@ -230,7 +233,7 @@ class Timer:
 
 
 class Timers:
-    """Planned calls, run by whoever owns the loop. `clock` gives seconds that never go back."""
+    """Planned calls, run by the owner of the poll loop. `clock` returns seconds that never go back."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -238,20 +241,22 @@ class Timers:
         self._count = itertools.count()
 
     def every(self, interval_s: float, handler: Callable[[], None]) -> Timer:
-        """Call every `interval_s`, first after one interval; beats that a busy loop missed are skipped."""
+        """Call `handler` every `interval_s`, first after one interval. Calls that a busy loop misses are
+        skipped."""
         return self._push(Timer(self._clock() + interval_s, interval_s, handler))
 
     def call_later(self, delay_s: float, handler: Callable[[], None]) -> Timer:
+        """Call `handler` once, after `delay_s`."""
         return self._push(Timer(self._clock() + delay_s, None, handler))
 
     def seconds_to_next(self) -> float | None:
-        """Seconds until the next call is due, 0 when it is overdue; None without any."""
+        """Seconds until the next call is due; 0 if it is overdue, None if there is none."""
         while self._heap and self._heap[0][2].cancelled:
             heapq.heappop(self._heap)
         return max(0.0, self._heap[0][0] - self._clock()) if self._heap else None
 
     def run_due(self) -> None:
-        """Call what is due now; what these calls plan waits for the next round."""
+        """Make the calls that are due now. Calls that these plan wait for the next time."""
         now_s = self._clock()
         due = []
         while self._heap and self._heap[0][0] <= now_s:
@@ -260,8 +265,8 @@ class Timers:
             if timer.cancelled:
                 continue
             if timer.interval_s is not None:
-                beat_s = timer.due_s + timer.interval_s
-                timer.due_s = beat_s if beat_s > now_s else now_s + timer.interval_s
+                next_s = timer.due_s + timer.interval_s
+                timer.due_s = next_s if next_s > now_s else now_s + timer.interval_s
                 self._push(timer)
             timer.handler()
 
@@ -278,10 +283,10 @@ def close_in_order(
     deadline_s: float,
     clock: Callable[[], float] = time.monotonic,
 ) -> list[str]:
-    """Run every step, each with the seconds that are left of `deadline_s` (never negative).
+    """Run every step (name, function). Each gets the seconds that are left of `deadline_s`, at least 0.
 
-    A step that raises is logged with its traceback and does not keep the others from running. Returns the
-    names of the steps that raised.
+    If a step raises, its traceback is logged and the other steps still run. Returns the names of the steps
+    that raised.
     """
     end_s = clock() + deadline_s
     failed = []
@@ -295,11 +300,12 @@ def close_in_order(
 
 
 def service_main(service: str, body: Callable[[Config, StopFlag], int]) -> int:
-    """What every `python -m services.X` does: configuration, log, signals, and errors for people.
+    """The main function of every `python -m services.X`: reads the configuration, sets up log and signals,
+    and returns the exit code.
 
-    `body` runs the service until the flag is set and returns an exit code. A ConfigError or UserError ends
-    as one line on stderr and its exit code; anything else that `body` raises is a bug: a traceback in the
-    log, and exit code 1.
+    `body` runs the service until the flag is set and returns an exit code. A ConfigError or UserError becomes
+    one line on stderr and its exit code. Any other exception is a bug: a traceback in the log and exit code
+    1.
     """
     configure_logging(service)
     config = None
@@ -324,8 +330,8 @@ def service_main(service: str, body: Callable[[Config, StopFlag], int]) -> int:
 
 
 def _stop_with_honcho(stop: StopFlag) -> None:
-    """A honcho that is killed, or whose terminal is closed, tells its processes nothing. It is our parent's
-    parent; a system without process descriptors leaves the stack to its user."""
+    """Stop when honcho dies. Honcho does not stop its processes if it is killed or its terminal is closed. It
+    is the parent of our parent. On a system without process descriptors the user must stop the services."""
     if not hasattr(os, "pidfd_open"):
         return
     parent = os.getppid()
@@ -340,6 +346,7 @@ def _stop_with_honcho(stop: StopFlag) -> None:
 
 
 def _key_of(endpoint: str, config: Config | None) -> str:
+    """The configuration key of an endpoint, as the end of a message."""
     values = msgspec.structs.asdict(config.endpoints) if config else {}
     keys = [key for key, value in values.items() if value == endpoint]
     return f" (configured as endpoints.{keys[0]})" if keys else ""

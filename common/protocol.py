@@ -1,20 +1,28 @@
-"""Every message and event of coadapt, declared once.
+"""The protocol: every message and every event of coadapt, declared once.
 
-Bytes are msgpack; `common/codec.py` turns them into these structs and back. Each direction is one tagged
-union: the field `type` names the message, unknown types and fields are refused, and a field added later
-gets a default, so that older logs stay readable. Units stand in names: `_s` seconds, `_bytes` bytes;
-progress is in AdaScale steps, batch sizes are examples.
+Encoding. Messages are msgpack maps; `common/codec.py` encodes and decodes them. The key `type` holds the name
+of the class. Unknown types and unknown fields are refused. A field that is added later has a default, so old
+event logs stay readable.
 
-Who speaks to whom:
+Units. `_s` means seconds and `_bytes` bytes. Batch sizes are examples. Progress is in AdaScale steps: steps
+at the initial batch size M0. `t_s` and `now_s` are monotonic clocks, `wall_s` is UNIX time.
 
-    client, agent, collector, logger -> scheduler   Request  -> Reply          request/reply
-    scheduler -> collector                          Request  -> Reply          request/reply
-    any publisher -> logger                         Request  -> Reply          request/reply
-    scheduler -> agents, monitors                   Orders                     pub/sub, versioned, repeated
-    any publisher -> logger, collector              EventRecord                pub/sub, numbered, repaired
-    agent -> replica                                ReplicaStart, ReplicaOrder pipe
-    agent -> verifier                               VerifyStart                pipe
-    replica -> agent                                Fact | Event | ReplicaAlive  pipe
+Names. A *generation* counts the orders for one job: each change of its replicas or of its batch is a new one.
+A *group* is a process group; it is named by the generation that formed it. An *incarnation* is a name that a
+process chooses at each start. An *allocation* lists the replicas of a job by node, in order of rank.
+
+    from -> to                                      message                       channel
+    client, agent, collector -> scheduler           Request, answered by Reply    request/reply
+    scheduler -> collector                          Request, answered by Reply    request/reply
+    publisher of events -> logger                   Request, answered by Reply    request/reply
+    scheduler -> agents, monitors                   Orders                        publish/subscribe, repeated
+    publisher of events -> logger, collector        EventRecord                   publish/subscribe, repaired
+    agent -> replica                                ReplicaStart, ReplicaOrder    pipe
+    agent -> verifier                               VerifyStart                   pipe
+    replica, verifier -> agent                      Fact, Event, ReplicaAlive     pipe
+
+Any request may be answered by Refused, with one line that says which value is wrong and what is allowed. A
+client repeats a request under the same id until it is answered, and the server carries it out once.
 """
 
 from common.config import TrainerConfig
@@ -35,15 +43,16 @@ EVENT_SCHEMA = 2
 
 
 class Message(Struct, frozen=True, tag_field="type", tag=True):
-    """Base of every tagged message; the tag is the class's name."""
+    """Base of every tagged message; the tag is the name of the class."""
 
 
-# --------------------------------------------------------------------------- facts: agent -> scheduler
-# What happened to a job on a node. An agent repeats a report of facts until it is acknowledged.
+# --------------------------------------------------------------------------- facts
+# What happened to a job on a node. A replica or verifier sends facts to its agent, and the agent sends them
+# to the scheduler in a Report.
 
 
 class GenerationRunning(Message, frozen=True):
-    """Rank 0 finished the first step of a generation."""
+    """The job has completed the first step of a generation. From rank 0."""
 
     job_id: str
     generation: int
@@ -51,7 +60,8 @@ class GenerationRunning(Message, frozen=True):
 
 
 class ReplicaLost(Message, frozen=True):
-    """A replica died by a signal, or its group broke; survivors keep their state and wait."""
+    """A replica was killed, or its group broke. The surviving replicas keep their state and wait for the next
+    generation. From the agent, or from a replica that saw the group break."""
 
     job_id: str
     generation: int
@@ -59,16 +69,18 @@ class ReplicaLost(Message, frozen=True):
 
 
 class JobSaved(Message, frozen=True):
-    """All replicas of a preempted job have left; `checkpoint` resumes it."""
+    """All replicas of a preempted job have left. From rank 0."""
 
     job_id: str
     generation: int
     checkpoint: str
+    """Path from which the job can resume."""
     progress: float
 
 
 class TargetReached(Message, frozen=True):
-    """The target was met on held-out data and the final checkpoint is on disk."""
+    """The job has met its target on held-out data, and its final checkpoint is on disk. From rank 0. The
+    scheduler has the claim verified before the job counts as completed."""
 
     job_id: str
     generation: int
@@ -78,25 +90,29 @@ class TargetReached(Message, frozen=True):
 
 
 class JobRaised(Message, frozen=True):
-    """The job itself failed: an exception, a loss that is not finite, an exit that nobody asked for,
-    a spent budget. `output_tail` is the end of what it printed."""
+    """The job itself is at fault: it raised an exception, diverged, exited without an order, or spent its
+    progress budget. From a replica, or from the agent that saw it exit."""
 
     job_id: str
     generation: int
     reason: str
     output_tail: str = ""
+    """The end of what the replica printed."""
 
 
 class VerificationDone(Message, frozen=True):
-    """The verifier's verdict. `findings` is empty exactly when the claim holds."""
+    """The verifier has checked a reported completion. From the verifier."""
 
     job_id: str
     metric: float
+    """As measured by the verifier."""
     findings: tuple[str, ...] = ()
+    """What is wrong with the claim, one sentence each; empty if it holds."""
 
 
 class VerifierLost(Message, frozen=True):
-    """The verifier died by a signal or took too long: nothing was found out, and another one may try."""
+    """The verifier was killed or took longer than `verify_timeout_s`. Nothing was decided; the scheduler
+    starts another one. From the agent."""
 
     job_id: str
     reason: str
@@ -107,30 +123,31 @@ Fact = (
 )
 
 
-# --------------------------------------------------------------------------- orders: scheduler -> agents
+# --------------------------------------------------------------------------- orders
 
 
 class JobOrder(Struct, frozen=True):
-    """How one job has to run in the whole cluster; each agent picks its own part.
-
-    `group` is the generation in which the process group has to be formed anew: where it equals that of
-    the former order, only the batch changes and nobody regroups. An empty allocation: save and leave.
-    `checkpoint` is where a job without survivors resumes ("" at its first start). `leaving`, with an empty
-    allocation, is the former one: the node of its rank 0 answers for the job's state."""
+    """How one job is to run on the whole cluster. Each agent carries out the part of its own node."""
 
     spec: JobSpec
     generation: int
     group: int
+    """The generation that formed the process group. If it is the same as in the previous order, only the
+    batch changes and the replicas keep their group."""
     allocation: Allocation
+    """Empty: the replicas save the state and leave."""
     config: JobConfig
     store_host: str
     store_port: int
+    """Where the group meets: the store of its first node."""
     checkpoint: str = ""
+    """Where a job without surviving replicas resumes; "" at its first start."""
     leaving: Allocation = ()
+    """With an empty `allocation`: the previous allocation. The node of its rank 0 reports the job's state."""
 
 
 class VerifyOrder(Struct, frozen=True):
-    """Check a reported completion in a process that did not train it, on `node`, in a slot of the job."""
+    """Check a reported completion, on `node`, in a slot of the job. The process must not have trained it."""
 
     spec: JobSpec
     node: str
@@ -140,112 +157,144 @@ class VerifyOrder(Struct, frozen=True):
 
 
 class Orders(Message, frozen=True):
-    """Scheduler -> agents, at every change and every heartbeat. Newer versions replace older ones.
-    A job that is not named has to be stopped at once, without saving."""
+    """Scheduler -> agents and monitors, at every change and every `heartbeat_s`.
+
+    The desired state of the whole cluster. A newer version replaces an older one. Agents stop a job that is
+    not listed at once, without saving it."""
 
     run_id: str
     version: int
+    """Grows by one with every change."""
     jobs: tuple[JobOrder, ...]
     verifications: tuple[VerifyOrder, ...] = ()
 
 
 class ReplicaStart(Struct, frozen=True):
-    """Agent -> replica, once, when the process is made; `ReplicaOrder` follows on its pipe."""
+    """Agent -> replica, once, when the process starts. A ReplicaOrder follows on the pipe."""
 
     spec: JobSpec
     replica: str
-    """Unique in the run: node, and a counter."""
+    """Name of the replica: its node and a counter, unique in the run."""
     job_dir: str
     """Folder of the job's checkpoints and output."""
     checkpoint: str
-    """Where to resume when nobody of the group has state; "" starts from scratch."""
+    """Where to resume if no member of the group has the state in memory; "" starts from scratch."""
     slot_speed: float
+    """Fraction of a core that the replica may use."""
     trainer: TrainerConfig
     application_modules: tuple[str, ...] = ()
+    """Modules with the user's own applications."""
 
 
 class VerifyStart(Struct, frozen=True):
-    """Agent -> verifier, once, when the process is made. It answers with VerificationDone and Verified."""
+    """Agent -> verifier, once, when the process starts. The verifier sends Verified and VerificationDone."""
 
     order: VerifyOrder
     slot_speed: float
+    """Fraction of a core that the verifier may use."""
     application_modules: tuple[str, ...] = ()
+    """Modules with the user's own applications."""
 
 
 class ReplicaOrder(Struct, frozen=True):
-    """Agent -> replica: the next generation. `rank` is -1 for a replica that has to leave;
-    `world_size` is 0 when all leave, and then rank 0 of the present group saves first.
+    """Agent -> replica, at every new generation of its job.
 
-    Every member of a new group announces itself in the group's store under its new rank: a survivor as
-    soon as it has this order, a newcomer when its task is built. All replicas of the present group, leavers
-    too, train on until all `world_size` members have announced themselves, and then agree to switch."""
+    Each member of a new group announces itself in the group's store under its new rank: a survivor when it
+    receives this order, a newcomer when it has built its task. All replicas of the old group, those that will
+    leave included, train on until all `world_size` members are announced, and then agree to switch."""
 
     generation: int
     group: int
+    """The generation that formed the process group; the same as before: only the batch changes."""
     rank: int
+    """-1: this replica leaves."""
     world_size: int
+    """Replicas in the group. 0: all leave, and rank 0 of the old group saves the state first."""
     nodes: int
+    """Nodes that the group spans."""
     config: JobConfig
     store_host: str
     store_port: int
     allocation: Allocation = ()
-    """Of the whole job, for the replica's own events."""
+    """Allocation of the whole job, for the events that the replica sends."""
 
 
-# --------------------------------------------------------------------------- events: anybody -> logger
+# --------------------------------------------------------------------------- events
+# What happened in a run. The event log is the only record of a run, and `analysis` reads nothing else.
 
 
 class RunStarted(Message, frozen=True):
+    """From the scheduler: the first event of a run."""
+
     policy: str
     workload: str
+    """Name of the workload; "" if jobs are submitted one by one."""
     seed: int
     round_s: float
     version: str
+    """Version of coadapt."""
 
 
 class RunEnded(Message, frozen=True):
+    """From the scheduler, when it stops."""
+
     reason: str
     active: tuple[str, ...] = ()
-    """Jobs that were under way when the stack was stopped, and so have no end."""
+    """Jobs that had not ended when the stack was stopped."""
 
 
 class AgentJoined(Message, frozen=True):
+    """From the scheduler: an agent has registered."""
+
     node: Node
     incarnation: str
 
 
 class AgentLeft(Message, frozen=True):
+    """From the scheduler: an agent has said that it stops, or was silent for `agent_timeout_s`."""
+
     node: str
     incarnation: str
     reason: str
 
 
 class JobSubmitted(Message, frozen=True):
+    """From the scheduler: a job was accepted."""
+
     spec: JobSpec
     accumulates_alone: bool = False
-    """Whether one replica above M0 has to accumulate, as in the world of the published traces."""
+    """Whether a single replica above M0 must accumulate gradients, as in the published traces."""
 
 
 class JobRefused(Message, frozen=True):
+    """From the scheduler: a job was not accepted."""
+
     job_id: str
     reason: str
 
 
 class RoundDecided(Message, frozen=True):
-    """A decision of the policy, with one sentence a job. `value` and `bound` are the policy's objective
-    and what no placement could exceed, where the policy has such numbers."""
+    """From the scheduler: a decision of the policy."""
 
     round: int
+    """Counts from 1."""
     trigger: str
+    """Why the round started: see RoundDue."""
     allocations: dict[str, Allocation]
     configs: dict[str, JobConfig]
     reasons: dict[str, str]
+    """One sentence for each job. All three are by job id."""
     value: float | None = None
+    """The policy's objective at this decision; None if the policy has no such number."""
     bound: float | None = None
+    """A value that no placement can exceed; None if the policy has no such number."""
     decision_s: float = 0.0
+    """How long the decision took."""
 
 
 class JobStateChanged(Message, frozen=True):
+    """From the scheduler: a transition in the life cycle, see `common/job_states.py`."""
+
     job_id: str
     old: JobState
     new: JobState
@@ -253,15 +302,19 @@ class JobStateChanged(Message, frozen=True):
 
 
 class ReplicaStarted(Message, frozen=True):
+    """From the agent: it has started the process of a replica."""
+
     job_id: str
     node: str
     replica: str
-    """Unique in the run: node, and a counter."""
+    """Name of the replica: its node and a counter, unique in the run."""
     pid: int
     generation: int
 
 
 class ReplicaExited(Message, frozen=True):
+    """From the agent: the process of a replica has ended."""
+
     job_id: str
     node: str
     replica: str
@@ -270,42 +323,42 @@ class ReplicaExited(Message, frozen=True):
 
 
 class GenerationStarted(Message, frozen=True):
-    """First step of a new process group. `seconds_lost`: from the last step of the former generation, or
-    from the start of the replicas where there was none, to the end of this first step, less the time that
-    the step itself took."""
+    """A new process group has completed its first step. From the rank that brought the state."""
 
     job_id: str
     generation: int
     old_replicas: int
+    """Replicas of the previous group; 0 if the rank that brought the state was in none."""
     allocation: Allocation
     config: JobConfig
     state_from: str
     """One of "survivor", "checkpoint", "scratch"."""
     seconds_lost: float
+    """How long the job did not train: from the last step of the previous group, or from the start of the
+    process if there was none, to the start of this first step."""
     progress: float
     progress_lost: float = 0.0
-    """Work done before a failure that the new generation has to do again."""
+    """Progress made before a failure that the new group has to make again."""
     first_step_s: float = 0.0
-    """Time of that first step: with `seconds_lost` it is how long no step was completed."""
+    """How long the first step took; together with `seconds_lost`, how long no step was completed."""
 
 
 class BatchChanged(Message, frozen=True):
-    """A change of batch size alone, without regrouping."""
+    """The batch size has changed and the group has not. From rank 0."""
 
     job_id: str
     generation: int
     config: JobConfig
     total_batch: int
     step: int
+    """Completed steps of the job at the time of the change."""
 
 
 class TrainingSample(Message, frozen=True):
-    """What rank 0 of a job saw since its last sample, all in one configuration.
+    """What rank 0 of a job has measured since its last sample, all in one configuration. Every
+    `sample_every_s`, and before a change of generation.
 
-    Medians over the window's steps; steps right after a change are left out of the times, and `timed_steps`
-    says how many are in them (with 0, the times are 0). A pass that only accumulates takes `accumulation_s`
-    (of a step without such passes: would take), the last pass of a step and all else in it `step_s`, the
-    all-reduce in that `sync_s`. Totals count from the job's start."""
+    Times are medians over the steps in the window. The first `warmup_steps` of a generation are not timed."""
 
     job_id: str
     generation: int
@@ -313,32 +366,48 @@ class TrainingSample(Message, frozen=True):
     replicas: int
     config: JobConfig
     window_s: float
+    """Length of the window."""
     steps: int
+    """Steps in the window."""
     timed_steps: int
+    """Steps that the times are medians of; with 0, all times are 0."""
     accumulation_s: float
+    """A pass that only accumulates gradients. If a step has no such pass, what one would take."""
     step_s: float
+    """The last pass of a step, its synchronisation and its update."""
     sync_s: float
+    """The all-reduce; it is part of `step_s`."""
     total_steps: int
     total_examples: int
+    """Totals since the start of the job."""
     progress: float
     epoch: int
+    """Finished epochs."""
     loss: float
+    """Mean over the window."""
     gain: float
+    """AdaScale's gain of the last step."""
     statistics: GradientStatistics | None = None
 
 
 class Evaluated(Message, frozen=True):
+    """The job was evaluated on its held-out data. From rank 0."""
+
     job_id: str
     progress: float
     step: int
     metric: float
     reached: bool
+    """Whether the metric meets the target."""
 
 
 class CheckpointSaved(Message, frozen=True):
+    """A checkpoint is on disk. From the replica that saved it."""
+
     job_id: str
     path: str
     digest: str
+    """SHA-256 of the payload, as hexadecimal digits."""
     size_bytes: int
     save_s: float
     progress: float
@@ -347,15 +416,18 @@ class CheckpointSaved(Message, frozen=True):
 
 
 class CheckpointFellBack(Message, frozen=True):
-    """A checkpoint could not be used; training resumes from an older one, or from the start ("")."""
+    """A checkpoint could not be read or saved. From the replica that tried."""
 
     job_id: str
     path: str
     fallback: str
+    """The checkpoint that is used instead; "" for none, so training would start from scratch."""
     reason: str
 
 
 class VerificationStarted(Message, frozen=True):
+    """From the agent: it has started the process of a verifier."""
+
     job_id: str
     node: str
     replica: str
@@ -363,22 +435,27 @@ class VerificationStarted(Message, frozen=True):
 
 
 METRIC_TOLERANCE = 1e-4
-"""Between the reported metric and that of the verifier: the acceptance rule of a completion."""
+"""A completion is accepted if the reported and the verified metric differ by at most this."""
 
 
 class Verified(Message, frozen=True):
-    """What the verifier found. `ok` exactly when `findings` is empty."""
+    """The verdict on a reported completion. From the verifier."""
 
     job_id: str
     ok: bool
+    """True exactly when `findings` is empty."""
     metric: float
+    """As measured by the verifier."""
     reported_metric: float
     epochs: int
     """Finished epochs whose ledger was checked."""
     findings: tuple[str, ...] = ()
+    """What is wrong with the claim, one sentence each."""
 
 
 class JobCompleted(Message, frozen=True):
+    """From the scheduler: the job has reached its target and a verifier has confirmed it."""
+
     job_id: str
     verified: bool
     metric: float
@@ -386,35 +463,43 @@ class JobCompleted(Message, frozen=True):
 
 
 class JobFailed(Message, frozen=True):
+    """From the scheduler: the job has ended without reaching its target."""
+
     job_id: str
     reason: str
     output_tail: str = ""
+    """The end of what the replica printed, if the job itself was at fault."""
 
 
 class JobCancelled(Message, frozen=True):
+    """From the scheduler: a client has cancelled the job."""
+
     job_id: str
 
 
 class ModelFitted(Message, frozen=True):
-    """`error` is the fit's root mean squared logarithmic error over the profile's points."""
+    """From the collector: it has fitted the throughput model of a job."""
 
     job_id: str
     parameters: ThroughputParameters
     statistics: GradientStatistics | None
     error: float
+    """Root mean squared logarithmic error of the fit over the points of the profile."""
     points: int
+    """Points of the profile."""
     fit_s: float
+    """How long the fit took."""
 
 
 class BadMessage(Message, frozen=True):
-    """Bytes that a service refused; it goes on."""
+    """From any service: it has refused a message that it could not decode, and goes on."""
 
     service: str
     error: str
 
 
 class EventsDropped(Message, frozen=True):
-    """A logger could not take over events that it knows to be missing; the audit reports it."""
+    """From the logger: events `first_seq` to `last_seq` of a source are lost. The audit reports them."""
 
     source: str
     incarnation: str
@@ -451,73 +536,82 @@ Event = (
 
 
 class EventRecord(Struct, frozen=True):
-    """One line of events.jsonl. `seq` counts from 1 within (run_id, source, incarnation); `t_s` is the
-    source's monotonic clock, `wall_s` its UNIX time."""
+    """An event and where it comes from: what publishers send, and one line of events.jsonl."""
 
     run_id: str
     source: str
+    """The process that published it, such as "scheduler" or "agent-<node>"."""
     incarnation: str
     seq: int
+    """Counts from 1 within (run_id, source, incarnation)."""
     t_s: float
+    """Monotonic clock of the source."""
     wall_s: float
+    """UNIX time of the source."""
     event: Event
     schema: int = EVENT_SCHEMA
 
 
 class ReplicaAlive(Message, frozen=True):
-    """Replica -> agent, about once a second while it looks at its orders: it does not hang."""
+    """Replica -> agent, about once a second while it reads its orders. An agent ends a replica that does not
+    send it for `hang_timeout_s`."""
 
 
 ReplicaMessage = Fact | Event | ReplicaAlive
 
 
-# --------------------------------------------------------------------------- requests and replies
+# --------------------------------------------------------------------------- requests
 
 
 class SubmitJob(Message, frozen=True):
-    """Client -> scheduler. Reply: JobAccepted or Refused. The id is the client's: the same id and spec
-    again is accepted as a duplicate, the same id with another spec is refused."""
+    """Client -> scheduler. Reply: JobAccepted or Refused.
+
+    The client chooses the job id. The same id with the same specification is accepted again as a duplicate;
+    the same id with another specification is refused."""
 
     spec: JobSpec
 
 
 class CancelJob(Message, frozen=True):
-    """Client -> scheduler. Reply: Done, or Refused when the job is unknown or has ended."""
+    """Client -> scheduler. Reply: Done, or Refused if the job is unknown or has ended."""
 
     job_id: str
 
 
 class GetJobs(Message, frozen=True):
-    """Client -> scheduler. Reply: JobTable, with all active jobs and the newest `ended` of the others."""
+    """Client -> scheduler. Reply: JobTable."""
 
     ended: int = 1000
+    """List at most this many of the jobs that have ended, the newest ones."""
 
 
 class RegisterAgent(Message, frozen=True):
-    """Agent -> scheduler, at its start and whenever its heartbeat is not recognised. Reply: Registered.
+    """Agent -> scheduler, at its start and whenever the scheduler refuses its heartbeat. Reply: Registered.
 
-    A new `incarnation` of a known node means that all replicas of the former one are gone."""
+    A new `incarnation` of a known node means that all replicas of the old one are gone."""
 
     node: Node
     incarnation: str
 
 
 class Heartbeat(Message, frozen=True):
-    """Agent -> scheduler, every `heartbeat_s`. Reply: Orders when `orders_version` is not the newest, Done
-    when it is, Refused when the agent has to register (again)."""
+    """Agent -> scheduler, every `heartbeat_s`. Reply: Done; Orders if the agent does not have the newest
+    version; Refused if the agent must register first."""
 
     node: str
     incarnation: str
     orders_version: int
+    """Version of the newest orders that the agent has."""
 
 
 class Report(Message, frozen=True):
-    """Agent -> scheduler. Reply: Done, or Refused when the agent has to register. `number` counts an
-    agent's reports from 1, so that a repetition is recognised."""
+    """Agent -> scheduler, when something has happened to a job on its node. Repeated until answered. Reply:
+    Done, or Refused if the agent must register first."""
 
     node: str
     incarnation: str
     number: int
+    """Counts the reports of this incarnation from 1, so that the scheduler recognises a repetition."""
     facts: tuple[Fact, ...]
 
 
@@ -529,22 +623,24 @@ class LeaveAgent(Message, frozen=True):
 
 
 class GetRun(Message, frozen=True):
-    """Collector -> scheduler, at its start. Reply: Run."""
+    """Collector -> scheduler, at its start and about once a second: a scheduler may start a new run. Reply:
+    RunInfo."""
 
 
 class GetProfiles(Message, frozen=True):
-    """Scheduler -> collector, before a round. Reply: Profiles of the jobs named.
-
-    `applications` and `targets` are theirs, in the same order, so that the collector can add what it
-    remembers of other jobs; without them it tells what each job has shown itself."""
+    """Scheduler -> collector, before a round. Reply: Profiles, one for each job."""
 
     job_ids: tuple[str, ...]
     applications: tuple[str, ...] = ()
+    """Application of each job, so that the collector can add what it remembers of other jobs; empty: it only
+    sends what each job has shown itself."""
     targets: tuple[float, ...] = ()
+    """Target of each job; empty where `applications` is."""
 
 
 class GetAcknowledged(Message, frozen=True):
-    """Publisher -> logger. Reply: Acknowledged."""
+    """Publisher of events -> logger, about once a second while events are unacknowledged. Reply:
+    Acknowledged."""
 
     run_id: str
     source: str
@@ -552,13 +648,13 @@ class GetAcknowledged(Message, frozen=True):
 
 
 class RepairEvents(Message, frozen=True):
-    """Publisher -> logger: events that the logger has not acknowledged. Reply: Acknowledged."""
+    """Publisher of events -> logger: repeats events that the logger lacks. Reply: Acknowledged."""
 
     records: tuple[EventRecord, ...]
 
 
 class GoodBye(Message, frozen=True):
-    """Publisher -> logger: nothing more comes from this incarnation. Reply: Acknowledged."""
+    """Publisher of events -> logger: this incarnation publishes nothing more. Reply: Acknowledged."""
 
     run_id: str
     source: str
@@ -581,23 +677,30 @@ Request = (
 )
 
 
+# --------------------------------------------------------------------------- replies
+
+
 class JobAccepted(Message, frozen=True):
+    """The scheduler has accepted a job."""
+
     job_id: str
     duplicate: bool = False
+    """The job had been accepted before."""
 
 
 class Done(Message, frozen=True):
-    """It is done, or needed no doing."""
+    """The request has been carried out, or there was nothing to do."""
 
 
 class Refused(Message, frozen=True):
-    """One line for a person: which field, which value, what is allowed."""
+    """The request was not carried out."""
 
     reason: str
+    """One line for a person: which field, which value, what is allowed."""
 
 
 class JobRow(Struct, frozen=True):
-    """A job as clients see it. Times are seconds on the scheduler's monotonic clock."""
+    """A job as clients see it. Times are on the scheduler's monotonic clock."""
 
     id: str
     application: str
@@ -612,14 +715,18 @@ class JobRow(Struct, frozen=True):
     target: float
     restarts: int
     reason: str
-    """Of the last decision, or of the end."""
+    """Reason of the last decision about the job, or why it ended."""
 
 
 class JobTable(Message, frozen=True):
+    """The scheduler's jobs: all active ones and the newest of those that have ended."""
+
     run_id: str
     policy: str
     now_s: float
+    """The scheduler's monotonic clock."""
     rounds: int
+    """Rounds so far."""
     nodes: tuple[Node, ...]
     jobs: tuple[JobRow, ...]
     left_out: int = 0
@@ -627,7 +734,7 @@ class JobTable(Message, frozen=True):
 
 
 class RunInfo(Message, frozen=True):
-    """What a service has to know of the run that it takes part in."""
+    """The run that a service takes part in."""
 
     run_id: str
     policy: str
@@ -635,18 +742,21 @@ class RunInfo(Message, frozen=True):
 
 
 class Registered(Message, frozen=True):
-    """The agent takes part; `orders` is what it has to do now."""
+    """The agent takes part in the run."""
 
     run: RunInfo
     orders: Orders
+    """The newest orders."""
 
 
 class Profiles(Message, frozen=True):
+    """The profiles of the requested jobs, in the same order."""
+
     profiles: tuple[JobProfile, ...]
 
 
 class Acknowledged(Message, frozen=True):
-    """The logger has every event up to `seq` of that source on disk, without a gap."""
+    """The logger has written every event of that source up to `seq`, without a gap."""
 
     seq: int
 
@@ -655,7 +765,7 @@ Reply = JobAccepted | Done | Refused | JobTable | RunInfo | Registered | Profile
 
 
 class RequestFrame(Struct, frozen=True):
-    """What travels: `id` is the client's, and a repetition carries the same one."""
+    """A request on the wire. The client chooses `id`; a repetition has the same one."""
 
     id: str
     request: Request
@@ -663,37 +773,40 @@ class RequestFrame(Struct, frozen=True):
 
 
 class ReplyFrame(Struct, frozen=True):
-    """What travels back: `id` repeats the request's."""
+    """A reply on the wire."""
 
     id: str
+    """The id of the request; "" if it could not be read."""
     reply: Reply
     version: int = PROTOCOL_VERSION
 
 
 # --------------------------------------------------------------------------- the scheduler's journal
+# The inputs of the scheduler's core: requests and profiles, and two that the scheduler gives itself.
 
 
 class AgentSilent(Message, frozen=True):
-    """Nothing was heard from an agent for `agent_timeout_s`."""
+    """The scheduler has heard nothing from an agent for `agent_timeout_s`."""
 
     node: str
     incarnation: str
 
 
 class RoundDue(Message, frozen=True):
-    """`trigger` says why: "interval", "arrival", "finish", "failure" or "nodes"."""
+    """The policy is to decide again."""
 
     trigger: str
+    """One of "interval", "arrival", "finish", "failure", "nodes"."""
 
 
 CoreInput = SubmitJob | CancelJob | RegisterAgent | LeaveAgent | Report | Profiles | AgentSilent | RoundDue
 
 
 class JournalEntry(Struct, frozen=True):
-    """An input of the scheduler's core, written before it is acted on; `now_s` is the scheduler's
-    monotonic clock."""
+    """One line of the journal. It is written before the core acts on the input."""
 
     now_s: float
+    """The scheduler's monotonic clock."""
     input: CoreInput
     events: int = 0
-    """How many events all incarnations of the scheduler had published in this run before this input."""
+    """Events that all incarnations of the scheduler had published in this run before this input."""

@@ -1,24 +1,24 @@
 """Fit the throughput model to a job's measured step times (Pollux, section 4.1).
 
-Minimises
+The fit minimises
 
     RMSLE(accumulation) + RMSLE(last pass)
         + 1e-3 (gamma - 1)^2 + 1e-2 ((beta_n/alpha_n)^2 + (beta_r/alpha_r)^2)
 
-over positive parameters and 1 <= gamma <= 10, where RMSLE is the root mean squared error of logarithms.
-The six time parameters are sought as logarithms, from a start of the size of the measured times: the
-search then works alike for steps of a millisecond and of a minute. It is a Levenberg-Marquardt descent
-within bounds: with at most seven parameters and the exact derivatives of the errors it needs a third of the
-evaluations of a quasi-Newton method, and does not give up in the narrow valleys of this objective. A fit
-depends on its points alone, not on former fits.
+over positive parameters and 1 <= gamma <= 10, where RMSLE is the root mean squared error of the logarithms.
+The search runs over the logarithms of the six time parameters and starts near the measured times, so it works
+for steps of a millisecond and of a minute alike. It is a Levenberg-Marquardt descent within bounds. With at
+most seven parameters and exact derivatives it needs a third of the evaluations of a quasi-Newton method, and
+does not get stuck in the narrow valleys of this objective. A fit depends only on its points, not on earlier
+fits.
 
-What a step of one replica takes beyond its pass is neither computing nor synchronisation, and would be told
-as both: it is measured first, as the median over the points of one replica, taken off all last passes, and
-added to each that is foreseen. In the paper's jobs it is next to nothing; in small ones it is a good part of
-a step, and what makes it worth while to accumulate.
+The time of a step of one replica beyond its pass is neither computing nor synchronising. It is measured
+first, as the median over the points with one replica, and subtracted from all last passes; predictions add it
+again. In the paper's jobs it is negligible. In small jobs it is a large part of a step, and it is what makes
+accumulation worthwhile.
 
-A parameter that nothing observed tells of is pinned on the optimistic side, so that the scheduler finds
-it worth while to try and see: synchronisation is free until it was measured.
+A parameter about which no point says anything is fixed at an optimistic value, so that the scheduler tries
+it: synchronisation is free until it has been measured.
 """
 
 import math
@@ -34,33 +34,34 @@ UPPER_S = 1e4
 START_GAMMA = 1.001
 MAX_GAMMA = 10.0
 ACROSS_OVER_WITHIN = 1.1
-"""Across nodes is taken for at least this much slower than within one, until it was measured."""
+"""Synchronising across nodes is assumed to be at least this much slower than within one, until measured."""
 LEAST_LEFT = 0.5
-"""At least this part of a last pass is computing and synchronising, whatever the update takes of others."""
+"""At least this fraction of a last pass counts as computing and synchronising."""
 SMOOTHING = 1e-3
-"""Rounds off the kink of a root mean square at 0, where exact data would stop the search."""
+"""Smooths the kink of a root mean square at 0, where exact data would stop the search."""
 PRECISION = 1e-8
-"""The search ends when its next step promises less than this of the objective."""
+"""The search ends when its next step is predicted to lower the objective by less than this."""
 NEAR = 1e-3
-"""A step that lowered the objective by less than this part of it is taken to be near the minimum."""
+"""If a step lowers the objective by less than this fraction, the search is near the minimum."""
 MAX_EVALUATIONS = 80
 ALPHA_C, BETA_C, ALPHA_N, BETA_N, ALPHA_R, BETA_R, GAMMA = range(7)
 GROWTH_SLOPE = np.array([-1.0, 1.0])
-"""Of the logarithm of beta / alpha by those of (alpha, beta)."""
+"""Derivative of log(beta / alpha) by (log alpha, log beta)."""
 GROWTH_CURVATURE = np.outer(GROWTH_SLOPE, GROWTH_SLOPE)
 IDENTITY = np.eye(7)
 
 
 class Fit(Struct, frozen=True):
-    """`error` is the root mean squared logarithmic error over both times of all points."""
+    """The result of a fit. `error` is the root mean squared logarithmic error over both times of all
+    points."""
 
     parameters: ThroughputParameters
     error: float
 
 
 def fit_throughput(points: Sequence[ProfilePoint]) -> Fit:
-    """The parameters that explain `points` best. Raises ValueError without points, or where a time is
-    not a positive finite number."""
+    """The parameters that fit `points` best. Raises ValueError if there is no point, or if a time is not
+    positive and finite."""
     if not points:
         raise ValueError("a fit needs at least one profile point")
     nodes = np.array([p.nodes for p in points])
@@ -86,14 +87,14 @@ def fit_throughput(points: Sequence[ProfilePoint]) -> Fit:
 
 
 def _update_time(replicas: FloatArray, times: FloatArray) -> float:
-    """Seconds; 0 where no point is of one replica."""
+    """Seconds of a step of one replica beyond its pass; 0 if no point has one replica."""
     beyond = (times[1] - times[0])[replicas == 1]
     return max(float(np.median(beyond)), 0.0) if len(beyond) else 0.0
 
 
 class FitData:
-    """What is to be explained. terms: what each of the six time parameters is multiplied by at each point,
-    [6, points]; log_times: of accumulation passes, then of last passes, [2 x points]; times: [2, points]."""
+    """The data to fit. terms [6, points]: the factor of each time parameter at each point. log_times [2 x
+    points]: logarithms of the accumulation passes, then of the last passes. `times` is [2, points]."""
 
     def __init__(
         self, nodes: FloatArray, replicas: FloatArray, atomic: FloatArray, times: FloatArray
@@ -108,7 +109,7 @@ class FitData:
 
 
 class Objective:
-    """The objective at x = (logarithms of the six times, gamma), and its derivatives there."""
+    """The objective at x = (logarithms of the six time parameters, gamma) [7], and its derivatives there."""
 
     def __init__(self, x: FloatArray, measured: FitData) -> None:
         self.x = x
@@ -131,11 +132,14 @@ class Objective:
         self.value = sum(self.rms) + sum(self.growth) + 1e-3 * (self.gamma - 1.0) ** 2
 
     def derivatives(self, near: bool = False) -> tuple[FloatArray, FloatArray]:
-        """The gradient [7], and the curvature [7, 7], as if the errors were linear. `near` a minimum it is
-        that of the objective itself, else that of a quadratic above it: the square root of a mean square
-        lies below each of its tangents in the square."""
+        """The gradient [7] and the curvature [7, 7], both as if the errors were linear in x.
+
+        `near` a minimum, the curvature is that of the objective. Elsewhere it is that of a quadratic that
+        lies above the objective: a square root lies below its tangents.
+        """
         points = len(self.compute_s)
-        # The derivatives of a last pass's logarithm are the shares of computing and synchronising in it.
+        # The logarithm of a last pass has as derivatives the shares of computing and synchronising in the
+        # pass.
         networking = np.exp(self.apart - self.overlap)
         slopes = np.zeros((GAMMA + 1, 2 * points))
         shares = self.parts[:ALPHA_N] / self.compute_s
@@ -160,24 +164,24 @@ class Objective:
 
 
 def _minimise(measured: FitData, start: FloatArray, lower: FloatArray, upper: FloatArray) -> Objective:
-    """A minimum within bounds. Damping is lowered while the quadratic predicts well, and raised where a
+    """Find a minimum within bounds. Damping falls while the quadratic model predicts well, and rises when a
     step does not lower the objective."""
     at = Objective(start, measured)
     gradient, curvature = at.derivatives()
     damping = 1e-2
     for _ in range(MAX_EVALUATIONS):
         step = _step_within(gradient, curvature, damping, lower - at.x, upper - at.x)
-        promised = -float(gradient @ step + step @ curvature @ step / 2.0)
-        if 0.0 <= promised < PRECISION:
+        predicted = -float(gradient @ step + step @ curvature @ step / 2.0)
+        if 0.0 <= predicted < PRECISION:
             break
         tried = Objective(np.minimum(np.maximum(at.x + step, lower), upper), measured)
         gained = at.value - tried.value
-        if promised > 0.0 and gained > 1e-3 * promised:
+        if predicted > 0.0 and gained > 1e-3 * predicted:
             at = tried
             gradient, curvature = at.derivatives(near=gained < NEAR * at.value)
-            if gained > 0.75 * promised:
+            if gained > 0.75 * predicted:
                 damping = max(damping / 5.0, 1e-9)
-            elif gained < 0.25 * promised:
+            elif gained < 0.25 * predicted:
                 damping *= 2.0
         else:
             damping *= 4.0
@@ -187,8 +191,8 @@ def _minimise(measured: FitData, start: FloatArray, lower: FloatArray, upper: Fl
 def _step_within(
     gradient: FloatArray, curvature: FloatArray, damping: float, below: FloatArray, above: FloatArray
 ) -> FloatArray:
-    """The damped Newton step whose components stay between `below` and `above`: those that would leave
-    stop at the bound, and the others are sought anew."""
+    """The damped Newton step with every component between `below` and `above`. A component that would leave
+    these bounds is fixed at the bound, and the others are solved for again."""
     step = np.zeros(len(gradient))
     damped = curvature + damping * IDENTITY
     slope = -gradient
@@ -208,10 +212,10 @@ def _step_within(
 def _start_and_bounds(
     nodes: FloatArray, replicas: FloatArray, atomic: FloatArray, times: FloatArray
 ) -> tuple[FloatArray, FloatArray, FloatArray]:
-    """Start, lower and upper bounds of what is sought; equal bounds pin what was not observed."""
+    """Start, lower and upper bounds of the search, [7] each. Equal bounds fix what was not observed."""
     compute = float(np.mean(times[0]))
     network = max(float(np.mean(times[1] - times[0])), compute / 100)
-    # Of a replica alone both times are of computing: a start at one of them is at a kink of the objective.
+    # With one replica both times are computing times, and a start at either is at a kink of the objective.
     seen = compute if np.any(replicas > 1) else math.sqrt(compute * float(np.mean(times[1])))
     a_batch = max(seen - compute / 2, compute / 100) / float(np.mean(atomic))
     start = np.array([compute / 2, a_batch, network, network / 10, network, network / 10])

@@ -1,9 +1,9 @@
-"""The goodput of a job as a function of its replicas, their nodes, and its batch (Pollux, section 3).
+"""The goodput of a job as a function of its replicas, their nodes and its batch (Pollux, section 3).
 
-    goodput(a, m, s) = throughput(a, m, s) x efficiency(M)          useful examples a second   (eq. 6)
+    goodput(a, m, s) = throughput(a, m, s) x efficiency(M)     in useful examples per second   (eq. 6)
 
-for an allocation `a`, `m` examples a pass (`atomic`), `s` accumulation passes, M = replicas x m x (s + 1).
-All functions take numbers or numpy arrays and broadcast them.
+for an allocation `a`, an atomic batch size `m`, `s` accumulation passes, and M = replicas x m x (s + 1). All
+functions take numbers or numpy arrays and broadcast them.
 """
 
 import math
@@ -28,12 +28,13 @@ IntArray: TypeAlias = npt.NDArray[np.int64]
 Numbers: TypeAlias = float | IntArray | FloatArray
 
 ALONE_S = 1e-8
-"""Synchronisation of a single replica: nothing, but positive, since its logarithm is taken."""
+"""Synchronisation time of a single replica: positive only because the model takes its logarithm."""
 GRID_POINTS = 50
+"""Batch sizes that `best_batch` tries."""
 
 
 class BatchBounds(Struct, frozen=True):
-    """Between what a job's batch may be chosen. Examples."""
+    """The batch sizes that a job may have, in examples."""
 
     initial: int
     """M0, also the smallest total batch."""
@@ -42,13 +43,14 @@ class BatchBounds(Struct, frozen=True):
     min_atomic: int
     max_atomic: int
     only: int = 0
-    """The one total batch that there is to choose, split as `batch_config` does; 0: any within the bounds."""
+    """If not 0, the only total batch size allowed; it is split as `batch_config` does."""
 
     accumulates_alone: bool = False
-    """Whether one replica above M0 has to accumulate at least once."""
+    """Whether a single replica above M0 must accumulate at least once."""
 
     @staticmethod
     def of(spec: JobSpec, accumulates_alone: bool = False) -> "BatchBounds":
+        """The bounds of a job."""
         return BatchBounds(
             initial=spec.min_batch_size,
             maximum=spec.max_batch_size,
@@ -59,7 +61,7 @@ class BatchBounds(Struct, frozen=True):
 
     @property
     def max_replicas(self) -> int:
-        """More replicas than this could not each get `min_atomic` examples."""
+        """The most replicas that can each get `min_atomic` examples."""
         return self.maximum // self.min_atomic
 
 
@@ -69,8 +71,8 @@ def accumulation_time(parameters: ThroughputParameters, atomic: Numbers) -> Floa
 
 
 def network_time(parameters: ThroughputParameters, nodes: Numbers, replicas: Numbers) -> FloatArray:
-    """Seconds of synchronising gradients (T_sync, eq. 9): (alpha_r, beta_r) within one node,
-    (alpha_n, beta_n) across several, next to nothing for one replica."""
+    """Seconds of synchronising gradients (T_sync, eq. 9): with (alpha_r, beta_r) within one node, with
+    (alpha_n, beta_n) across nodes, and almost nothing for one replica."""
     many, together = np.asarray(nodes) > 1, np.asarray(replicas) > 1
     alpha = np.where(many, parameters.alpha_n, np.where(together, parameters.alpha_r, ALONE_S))
     beta = np.where(many, parameters.beta_n, np.where(together, parameters.beta_r, ALONE_S))
@@ -80,8 +82,8 @@ def network_time(parameters: ThroughputParameters, nodes: Numbers, replicas: Num
 def last_pass_time(
     parameters: ThroughputParameters, nodes: Numbers, replicas: Numbers, atomic: Numbers
 ) -> FloatArray:
-    """Seconds of the last pass of a step, in which computing and synchronising overlap (T_iter, eq. 10),
-    and of the update."""
+    """Seconds of the last pass of a step, in which computing and synchronising overlap (T_iter, eq. 10), with
+    the update."""
     gamma = parameters.gamma
     compute = gamma * np.log(accumulation_time(parameters, atomic))
     network = gamma * np.log(network_time(parameters, nodes, replicas))
@@ -95,7 +97,7 @@ def step_time(
     atomic: Numbers,
     accumulation: Numbers,
 ) -> FloatArray:
-    """Seconds of a step: `accumulation` passes that only accumulate, and the last one (eq. 11)."""
+    """Seconds of a step: `accumulation` passes that only accumulate, and the last pass (eq. 11)."""
     passes = np.asarray(accumulation) * accumulation_time(parameters, atomic)
     return np.asarray(passes + last_pass_time(parameters, nodes, replicas, atomic))
 
@@ -107,17 +109,16 @@ def throughput(
     atomic: Numbers,
     accumulation: Numbers,
 ) -> FloatArray:
-    """Examples a second (eq. 7)."""
+    """Examples per second (eq. 7)."""
     batch = np.asarray(replicas) * np.asarray(atomic) * (np.asarray(accumulation) + 1)
     return np.asarray(batch / step_time(parameters, nodes, replicas, atomic, accumulation))
 
 
 def gain(statistics: GradientStatistics, scale: Numbers) -> FloatArray:
-    """AdaScale's gain r(S) = (var + sqr) / (var / S + sqr), in [1, S]: the steps at M0 that one step at
-    `scale` S, of S x M0 examples, is worth (Johnson et al. 2020, section 3.2).
+    """AdaScale's gain r(S) = (var + sqr) / (var / S + sqr), in [1, S]: how many steps at M0 one step at
+    `scale` S, that is of S x M0 examples, is worth (Johnson et al. 2020, section 3.2).
 
-    `sqr` and `var` are of a gradient at M0. Values that cannot be one (negative, not finite) gain
-    nothing: 1.
+    Statistics that are impossible (negative or not finite) give a gain of 1.
     """
     scale = np.asarray(scale, dtype=float)
     sqr, var = statistics.sqr, statistics.var
@@ -127,7 +128,7 @@ def gain(statistics: GradientStatistics, scale: Numbers) -> FloatArray:
 
 
 def efficiency(statistics: GradientStatistics | None, scale: Numbers) -> FloatArray:
-    """Progress an example relative to M0 (Pollux, eq. 5): gain / scale; 1 everywhere without statistics."""
+    """Progress per example relative to M0 (Pollux, eq. 5): gain / scale. Without statistics it is 1."""
     scale = np.asarray(scale, dtype=float)
     if statistics is None:
         return np.ones_like(scale)
@@ -143,7 +144,7 @@ def goodput(
     atomic: Numbers,
     accumulation: Numbers,
 ) -> FloatArray:
-    """Useful examples a second. Without statistics the efficiency is 1: plain throughput."""
+    """Useful examples per second. Without statistics this is the throughput."""
     batch = np.asarray(replicas) * np.asarray(atomic) * (np.asarray(accumulation) + 1)
     rate = throughput(parameters, nodes, replicas, atomic, accumulation)
     return np.asarray(rate * efficiency(statistics, batch / initial_batch))
@@ -151,9 +152,9 @@ def goodput(
 
 @dataclass(frozen=True, eq=False)
 class BestBatch:
-    """The best batch of each (nodes, replicas); all three have their broadcast shape.
+    """The best batch for each (nodes, replicas). All three arrays have their broadcast shape.
 
-    Where no batch is within the bounds, goodput and atomic batch are 0."""
+    If no batch is within the bounds, goodput and atomic batch are 0."""
 
     goodput: FloatArray
     atomic_batch: IntArray
@@ -167,10 +168,8 @@ def best_batch(
     nodes: Numbers,
     replicas: Numbers,
 ) -> BestBatch:
-    """Maximise goodput over the batch (Pollux, eq. 13) on a geometric grid of total batch sizes.
-
-    The grid has GRID_POINTS points from max(M0, min_atomic x replicas) to the maximum.
-    """
+    """The batch with the largest goodput (Pollux, eq. 13), on a geometric grid of total batch sizes:
+    GRID_POINTS from max(M0, min_atomic x replicas) to the maximum."""
     nodes, replicas = np.broadcast_arrays(np.asarray(nodes), np.asarray(replicas))
     counts = tuple(replicas.ravel().tolist())
     rates = _grid_throughput(bounds, parameters, tuple(nodes.ravel().tolist()), counts)
@@ -183,14 +182,14 @@ def best_batches(
     statistics: GradientStatistics | None,
     most: int,
 ) -> BestBatch:
-    """`best_batch` of 1..most replicas on one node and, in the second row, across several: [2, most]."""
-    nodes, counts = _both_ways(most)
+    """`best_batch` of 1..most replicas on one node (first row) and across nodes (second row): [2, most]."""
+    nodes, counts = _within_and_across(most)
     rates = _grid_throughput(bounds, parameters, nodes, counts)
     return _choose(rates, statistics, _grid(bounds, counts), (2, most))
 
 
 @lru_cache(maxsize=256)
-def _both_ways(most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _within_and_across(most: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return (1,) * most + (2,) * most, (*range(1, most + 1), *range(1, most + 1))
 
 
@@ -211,7 +210,7 @@ def _choose(
 
 @dataclass(frozen=True, eq=False)
 class BatchGrid:
-    """Batches to choose from: [counts of replicas, batches] each. `scale` is the total batch over M0."""
+    """The batches to choose from, arrays [replica counts, batches]. `scale` is total batch / M0."""
 
     atomic: IntArray
     accumulation: IntArray
@@ -223,8 +222,8 @@ class BatchGrid:
 def _grid_throughput(
     bounds: BatchBounds, parameters: ThroughputParameters, nodes: tuple[int, ...], replicas: tuple[int, ...]
 ) -> FloatArray:
-    """Examples a second, 0 where the batch is not allowed: [counts of replicas, batches]. Kept, since a
-    job's gradient statistics change all the time and its step times do not."""
+    """Examples per second, [replica counts, batches], 0 where the batch is not allowed. Cached: a job's
+    gradient statistics change all the time, its step times rarely."""
     grid = _grid(bounds, replicas)
     where = np.array(nodes)[:, None], np.array(replicas)[:, None]
     return np.where(
@@ -249,7 +248,7 @@ def _grid(bounds: BatchBounds, replicas: tuple[int, ...]) -> BatchGrid:
         alone_above_m0 = (count == 1) & (total > bounds.initial + 1e-8)
         accumulation = np.where(alone_above_m0, np.maximum(accumulation, 1), accumulation)
     atomic = np.ceil(local / (accumulation + 1) - 1e-8).astype(np.int64)
-    # Rounding up must not carry the total past the maximum; that done, it may be short of M0.
+    # Rounding up must not take the total past the maximum. After this it may be below M0.
     atomic = np.minimum(atomic, bounds.maximum // (count * (accumulation + 1)))
     return _checked_grid(bounds, count, atomic, accumulation)
 
@@ -268,6 +267,6 @@ def _checked_grid(
     allowed = (bounds.min_atomic <= atomic) & (atomic <= bounds.max_atomic)
     batch = count * atomic * (accumulation + 1)
     allowed &= batch >= bounds.initial
-    # What is not allowed has no batch to speak of: M0 is as good as any.
+    # A batch that is not allowed needs some valid scale; M0 is as good as any.
     scale = np.where(allowed, batch, bounds.initial) / bounds.initial
     return BatchGrid(atomic=atomic, accumulation=accumulation, scale=scale, allowed=allowed)

@@ -1,7 +1,8 @@
-"""CURVE keys as files: NAME.key holds a public key, NAME.key_secret its secret, each as 40 characters of Z85.
+"""CURVE keys as files: NAME.key holds a public key and NAME.key_secret its secret, each as 40 characters of
+Z85.
 
-The pair "server" belongs to those that bind. They need server.key_secret, a secret of their own to connect
-with, and the NAME.key of everybody whom they serve. All others need server.key and one secret of their own.
+The pair "server" belongs to the processes that bind. They need server.key_secret, one more secret to connect
+with, and the NAME.key of every client. All other processes need server.key and one secret of their own.
 """
 
 import os
@@ -19,24 +20,25 @@ _KEY = re.compile(r"[0-9a-zA-Z.\-:+=^!/*?&<>()\[\]{}@%$#]{40}")
 
 
 class Keys(NamedTuple):
-    """What one process needs; keys as Z85 text."""
+    """The keys of one process, as Z85 text."""
 
     server_public: bytes
     server_secret: bytes | None
-    """None where this process may only connect."""
+    """None: this process may only connect."""
     own_public: bytes
     own_secret: bytes
     allowed: frozenset[bytes]
-    """Public keys that are served."""
+    """Public keys of the clients that may connect."""
 
 
 def load_keys(folder: str) -> Keys | None:
-    """The keys of `endpoints.keys_dir`; None where that is empty. Raises UserError naming what is missing."""
+    """Read the keys from `endpoints.keys_dir`; None if that is empty. Raises UserError naming what is
+    missing."""
     if not folder:
         return None
     names = sorted(path.stem for path in Path(folder).glob("*.key_secret") if path.stem != SERVER)
     if not names:
-        raise UserError(f"endpoints.keys_dir = {folder}: no NAME.key_secret in it to connect with")
+        raise UserError(f"endpoints.keys_dir = {folder}: it needs a NAME.key_secret to connect with")
     server_secret = Path(folder) / f"{SERVER}.key_secret"
     return Keys(
         server_public=_read(Path(folder) / f"{SERVER}.key"),
@@ -48,7 +50,8 @@ def load_keys(folder: str) -> Keys | None:
 
 
 def make_keys(folder: Path, names: Sequence[str] = ("client",)) -> list[Path]:
-    """Make the pair "server" and one pair a name; returns the files written. Existing keys are kept."""
+    """Create the pair "server" and one pair for each name. Returns the files written; existing keys are
+    kept."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     written = []
     for name in (SERVER, *names):
@@ -68,5 +71,5 @@ def _read(path: Path) -> bytes:
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"endpoints.keys_dir: {path} cannot be read: {error}") from error
     if not _KEY.fullmatch(key):
-        raise UserError(f"endpoints.keys_dir: {path} holds no key (40 characters of Z85)")
+        raise UserError(f"endpoints.keys_dir: {path} holds no key; allowed: 40 characters of Z85")
     return key.encode()

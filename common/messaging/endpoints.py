@@ -1,4 +1,4 @@
-"""What can be told of a ZeroMQ endpoint without ZeroMQ."""
+"""Checks of a ZeroMQ endpoint that need no ZeroMQ."""
 
 import socket
 from ipaddress import ip_address
@@ -7,8 +7,8 @@ from common.lifecycle import EndpointError
 
 
 def check_bindable(endpoint: str, *, with_keys: bool) -> None:
-    """Raises EndpointError for an address that others can reach, where no keys protect it, and for an ipc
-    path in use: libzmq would take it away from the process that listens there."""
+    """Raises EndpointError for an address that other machines can reach without keys, and for an ipc path in
+    use, which libzmq would take away from the process that listens there."""
     if not with_keys and not is_loopback(endpoint):
         raise EndpointError(
             endpoint,
@@ -20,7 +20,7 @@ def check_bindable(endpoint: str, *, with_keys: bool) -> None:
 
 
 def is_loopback(endpoint: str) -> bool:
-    """Whether only processes of this machine can reach what is bound here."""
+    """Whether only processes on this machine can reach the endpoint."""
     scheme, _, rest = endpoint.partition("://")
     if scheme == "ipc":
         return True
@@ -32,7 +32,7 @@ def is_loopback(endpoint: str) -> bool:
 
 
 def ipc_in_use(endpoint: str) -> bool:
-    """Whether a process listens at an ipc path."""
+    """Whether the endpoint is an ipc path at which a process listens."""
     if not endpoint.startswith("ipc://"):
         return False
     with socket.socket(socket.AF_UNIX) as probe:

@@ -1,9 +1,10 @@
-"""What a publisher of events keeps until the logger has acknowledged it, even when the publisher is killed.
+"""The outbox: a publisher keeps its events in a file until the logger has acknowledged them.
 
-An outbox is a file logs/<run_id>/outbox/<source>-<incarnation>.msgpack: encoded EventRecords that follow
-each other, those that are acknowledged cut away now and then. Its owner holds a lock on it that the kernel
-lifts when the owner dies, however it dies. A file without a lock is left over: the next publisher of that
-source, or the logger, takes it over. When both did, the logger recognises the numbers.
+So no event is lost when the publisher is killed. The file is
+logs/<run_id>/outbox/<source>-<incarnation>.msgpack and holds encoded EventRecords one after another;
+acknowledged ones are cut off from time to time. Its owner holds a lock on it, which the kernel releases
+however the owner dies. A file without a lock is left over: the next publisher of that source, or the logger,
+takes it over. If both send its events, the logger recognises the numbers and writes each event once.
 """
 
 import fcntl
@@ -31,19 +32,19 @@ from common.protocol import (
 
 SUFFIX = ".msgpack"
 COMPACT_BYTES = 1_000_000
-"""Acknowledged bytes at the head of the file that are worth cutting away."""
+"""Cut the head of the file off once it has this many acknowledged bytes."""
 REPAIR_BYTES = 250_000
-"""Records in one RepairEvents, at least one."""
+"""Size of the records in one RepairEvents, which has at least one record."""
 ASK_S = 1.0
-"""Between two questions to the logger while something is unacknowledged."""
+"""Time between two questions to the logger while events are unacknowledged."""
 FIRST_ASK_S = 0.1
-"""The same at the start, doubled with each question: a new subscription misses the first events."""
+"""The first such time; it doubles with each question. A new subscription misses the first events."""
 
 log = get_logger()
 
 
 class Origin(NamedTuple):
-    """What numbers its events from 1."""
+    """One process in one run. It numbers its events from 1."""
 
     run_id: str
     source: str
@@ -51,41 +52,42 @@ class Origin(NamedTuple):
 
 
 def event_limits(limits: LimitsConfig) -> LimitsConfig:
-    """Limits of the event path: a record repeats what a message said and adds to it."""
+    """The limits for event records: a record may contain a whole message and more."""
     return LimitsConfig(message_bytes=4 * limits.message_bytes, depth=limits.depth, map_keys=limits.map_keys)
 
 
 class Outbox:
-    """Unacknowledged records of one origin, oldest first: the bytes on disk, in memory where they are.
+    """The unacknowledged records of one origin, oldest first. The records are on disk, their positions in
+    memory.
 
-    Records that the disk refuses (it is full) stay in memory until they are acknowledged.
+    Records that a full disk refuses stay in memory until they are acknowledged.
     """
 
     def __init__(self, path: Path, fd: int, origin: Origin | None, limits: LimitsConfig) -> None:
         self.path = path
         self.origin = origin
-        """None: a file that nothing was written to."""
+        """None: the file is empty."""
         self.last_seq = 0
         self._fd = fd
         self._limits = limits
         self._end = 0
         self._on_disk = True
         self._entries: deque[tuple[int, int] | bytes] = deque()
-        """A record's offset and size in the file, or the record itself."""
+        """For each record its offset and size in the file, or the record itself."""
 
     @classmethod
     def create(cls, folder: Path, origin: Origin, limits: LimitsConfig) -> "Outbox":
-        """A new file. Raises UserError where it cannot be made."""
+        """Create a new file. Raises UserError if that is not possible."""
         path = folder / f"{origin.source}-{origin.incarnation}{SUFFIX}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             return cls(path, _locked_file(path, b""), origin, limits)
         except OSError as error:
-            raise UserError(f"{path}: cannot be made: {error.strerror or error}") from error
+            raise UserError(f"{path}: cannot be created: {error.strerror or error}") from error
 
     @classmethod
     def take_over(cls, path: Path, limits: LimitsConfig) -> "Outbox | None":
-        """A left-over file with its records, a half-written last one left out; None when its owner lives."""
+        """Open a left-over file; None if its owner lives. A half-written last record is ignored."""
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -99,10 +101,11 @@ class Outbox:
 
     @property
     def pending(self) -> int:
+        """Number of unacknowledged records."""
         return len(self._entries)
 
     def append(self, record: bytes) -> None:
-        """Keep the encoded record with the next number."""
+        """Add the encoded record that has the next number."""
         self.last_seq += 1
         if self._on_disk and self._write(record):
             self._entries.append((self._end, len(record)))
@@ -111,8 +114,8 @@ class Outbox:
             self._entries.append(record)
 
     def _write(self, record: bytes) -> bool:
-        """False when the disk refuses; the records that follow stay in memory too, so that the file has no
-        gap, until all are acknowledged."""
+        """False if the disk refuses the record. Then later records stay in memory too, until all are
+        acknowledged, so that the file has no gap."""
         try:
             problem = "" if os.pwrite(self._fd, record, self._end) == len(record) else "no space left"
         except OSError as error:
@@ -123,7 +126,8 @@ class Outbox:
         return self._on_disk
 
     def records(self, up_to_seq: int, max_bytes: int) -> list[EventRecord]:
-        """The oldest unacknowledged records, none after `up_to_seq`; at least one unless there is none."""
+        """The oldest unacknowledged records up to `up_to_seq`, at most `max_bytes` but at least one if there
+        is one."""
         records: list[EventRecord] = []
         size_bytes = 0
         for seq, entry in enumerate(self._entries, start=self.last_seq - self.pending + 1):
@@ -135,7 +139,7 @@ class Outbox:
         return records
 
     def acknowledge(self, seq: int) -> None:
-        """Forget the records up to this number."""
+        """Remove the records up to this number."""
         while self._entries and self.last_seq - len(self._entries) < seq:
             self._entries.popleft()
         if not self._entries:
@@ -148,11 +152,12 @@ class Outbox:
             self._cut_head(first)
 
     def delete(self) -> None:
+        """Close the file and remove it."""
         self.path.unlink(missing_ok=True)
         os.close(self._fd)
 
     def release(self) -> None:
-        """Leave the records to whoever takes them over."""
+        """Close the file and leave its records to the process that takes it over."""
         os.close(self._fd)
 
     def _cut_head(self, first: int) -> None:
@@ -167,7 +172,8 @@ class Outbox:
         self._entries = deque(e if isinstance(e, bytes) else (e[0] - first, e[1]) for e in self._entries)
 
     def _load(self) -> None:
-        """Find the records; bytes that never became one (half-written, or foreign) end the search."""
+        """Find the records in the file, up to the first bytes that are not a record (half-written, or
+        foreign)."""
         with self.path.open("rb") as file:
             unpacker = msgpack.Unpacker(file, strict_map_key=True)
             try:
@@ -180,12 +186,15 @@ class Outbox:
                     self.last_seq = record.seq
             except (ValueError, msgpack.UnpackException) as error:
                 log.error(
-                    "outbox is damaged; its rest is lost", path=self.path, at=self._end, error=str(error)
+                    "outbox is damaged; the events after the damage are lost",
+                    path=self.path,
+                    at=self._end,
+                    error=str(error),
                 )
 
 
 def left_over(folder: Path, limits: LimitsConfig, prefix: str = "") -> Iterator[Outbox]:
-    """Take over every outbox of the folder whose owner is dead; those that hold nothing are deleted."""
+    """Take over every outbox in the folder whose owner is dead. Empty ones are deleted."""
     for path in sorted(folder.glob(f"{prefix}*{SUFFIX}")):
         outbox = Outbox.take_over(path, limits)
         if outbox and outbox.pending:
@@ -195,7 +204,7 @@ def left_over(folder: Path, limits: LimitsConfig, prefix: str = "") -> Iterator[
 
 
 def living_owners(folder: Path) -> int:
-    """How many outboxes of the folder belong to a living publisher of this machine."""
+    """How many outboxes in the folder belong to a living publisher on this machine."""
     owners = 0
     for path in folder.glob(f"*{SUFFIX}"):
         try:
@@ -208,7 +217,7 @@ def living_owners(folder: Path) -> int:
 
 
 def _locked_file(path: Path, content: bytes) -> int:
-    """Put a file at `path` that is locked from its first moment there; returns its descriptor."""
+    """Create a file at `path` that is locked from the moment it appears there; returns its descriptor."""
     temporary = path.with_suffix(".tmp")
     fd = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
     try:
@@ -233,7 +242,7 @@ def _lock(fd: int) -> bool:
 
 
 def _is_file_of(fd: int, path: Path) -> bool:
-    """False when the path was replaced or deleted after `fd` was opened."""
+    """False if the file at `path` was replaced or deleted after `fd` was opened."""
     try:
         return os.path.samestat(os.fstat(fd), path.stat())
     except FileNotFoundError:
@@ -243,8 +252,8 @@ def _is_file_of(fd: int, path: Path) -> bool:
 # --------------------------------------------------------------------------- delivery
 
 
-class Poster(Protocol):
-    """The part of `transport.RequestClient` that delivery needs."""
+class RequestPoster(Protocol):
+    """The part of `RequestClient` that delivery needs."""
 
     def post(
         self, request: Request, on_reply: Callable[[Reply], None], on_silence: Callable[[], None]
@@ -252,15 +261,15 @@ class Poster(Protocol):
 
 
 class Delivery:
-    """Sees to it that the logger gets every record: asks what it has, repeats what it lacks.
+    """Makes sure that the logger gets every record: asks which it has, and sends those it lacks again.
 
-    One question at a time: GetAcknowledged about once a second while something is unacknowledged; what had
-    been published before the question before this one and is still missing goes out as RepairEvents, whose
-    reply is the next acknowledgement. Left-over outboxes of the source are repaired first.
+    It asks GetAcknowledged about once a second while records are unacknowledged, one question at a time.
+    Records that were published before the previous question and are still missing are sent as RepairEvents,
+    whose reply is again an acknowledgement. Left-over outboxes of the same source are sent first.
     """
 
     def __init__(
-        self, origin: Origin, folder: Path, poster: Poster, timers: Timers, limits: LimitsConfig
+        self, origin: Origin, folder: Path, poster: RequestPoster, timers: Timers, limits: LimitsConfig
     ) -> None:
         self._poster = poster
         self._timers = timers
@@ -284,11 +293,12 @@ class Delivery:
 
     @property
     def pending(self) -> int:
+        """Unacknowledged records, those of earlier incarnations included."""
         return sum(outbox.pending for outbox in self._outboxes)
 
     def keep(self, event: Event, t_s: float, wall_s: float) -> bytes:
-        """Number and keep the event; returns the bytes of its record. Raises ValueError when they are more
-        than the logger would take, and keeps nothing then."""
+        """Number and keep an event; returns its encoded record. Raises ValueError, and keeps nothing, if the
+        record is larger than the logger accepts."""
         record = EventRecord(
             **self._origin(self._own),
             seq=self._own.last_seq + 1,
@@ -298,25 +308,29 @@ class Delivery:
         )
         data = encode(record)
         if len(data) > self._limits.message_bytes // 2:
-            raise ValueError(f"{type(event).__name__} of {len(data)} bytes is too large for an event")
+            raise ValueError(
+                f"{type(event).__name__} of {len(data)} bytes: an event may have at most "
+                f"{self._limits.message_bytes // 2} bytes"
+            )
         self._own.append(data)
         if self._timer is None and not self._asking:
             self._plan(self._ask_s)
         return data
 
     def flush(self) -> None:
-        """From now on ask at once and repair everything that is missing."""
+        """From now on ask without delay and send everything that is missing."""
         self._flushing = True
         if not self._asking:
             self._plan(0.0)
 
     def say_goodbye(self, then: Callable[[], None]) -> None:
-        """Tell the logger that nothing more comes; `then` is called when it knows, or does not answer."""
+        """Tell the logger that this incarnation is finished; `then` is called when it has answered, or does
+        not answer."""
         origin = self._origin(self._own)
         self._poster.post(GoodBye(**origin), lambda _reply: then(), then)
 
     def close(self) -> None:
-        """Delete what is empty, leave the rest to others."""
+        """Delete empty outboxes and leave the others to the next publisher or the logger."""
         for outbox in self._outboxes:
             if outbox.pending:
                 outbox.release()

@@ -1,7 +1,8 @@
-"""Events and orders over publish/subscribe, which may lose: events are numbered and repaired, orders versioned
-and repeated (DESIGN section 3).
+"""Publish/subscribe for events and orders.
 
-An event's message is (name of the event, EventRecord), orders are ("Orders", Orders).
+ZeroMQ may lose published messages. Therefore events are numbered and repaired, and orders are versioned and
+repeated (DESIGN section 3). A message has two frames: the name of the event and an EventRecord, or "Orders"
+and an Orders struct.
 """
 
 import time
@@ -24,10 +25,10 @@ T = TypeVar("T")
 
 
 class EventPublisher:
-    """Numbers, keeps and sends the events of one source; `close` flushes.
+    """Numbers, keeps and sends the events of one source.
 
-    Sends to the logger, which acknowledges, and to the collector, which takes what it gets. `incarnation`
-    has to be new at every start of the process.
+    The logger acknowledges every event; the collector uses those that arrive. `incarnation` must be new at
+    every start of the process.
     """
 
     def __init__(
@@ -56,17 +57,18 @@ class EventPublisher:
 
     @property
     def pending(self) -> int:
-        """Events that the logger has not acknowledged, those of former incarnations included."""
+        """Events that the logger has not acknowledged, those of earlier incarnations included."""
         return self._delivery.pending
 
     def publish(self, event: Event) -> None:
-        """Keep the event and send it; never blocks. Raises ValueError beyond twice the message limit."""
+        """Keep the event and send it, without blocking. Raises ValueError beyond twice
+        `limits.message_bytes`."""
         data = self._delivery.keep(event, self._monotonic(), self._wall())
         self._socket.send(type(event).__name__.encode(), data)
 
     def close(self, timeout_s: float = 1.0) -> bool:
-        """Wait at most `timeout_s` until the logger has everything, and say good-bye; False when it has not:
-        then the outbox stays for the next publisher of this source, or the logger."""
+        """Wait at most `timeout_s` until the logger has all events. If it has not, return False and leave the
+        outbox to the next publisher of this source, or to the logger."""
         end_s = time.monotonic() + timeout_s
         self._delivery.flush()
         flushed = self._reactor.run_until(lambda: self._delivery.pending == 0, timeout_s)
@@ -83,7 +85,8 @@ class EventPublisher:
 def _decode(
     frames: list[bytes], kind: type[T], limits: LimitsConfig, on_bad: Callable[[str], None]
 ) -> T | None:
-    """The struct in the last frame; None, and a text to `on_bad`, when there is none."""
+    """The struct in the last frame. If it cannot be decoded, `on_bad` gets the reason, and the result is
+    None."""
     try:
         return decode(frames[-1], kind, limits)
     except DecodeError as error:
@@ -92,8 +95,11 @@ def _decode(
 
 
 class EventSubscriber:
-    """Binds where publishers send their events; `handle` gets each record of `topics` (names of events; all
-    where there are none). What is not a record goes to `on_bad` as a text. Raises EndpointError."""
+    """Binds the endpoint to which publishers send their events.
+
+    `handle` gets each record whose event is in `topics` (names of events; empty: all). `on_bad` gets the
+    reason why a message was refused. Raises EndpointError.
+    """
 
     def __init__(
         self,
@@ -121,7 +127,7 @@ class EventSubscriber:
 
 
 class OrdersPublisher:
-    """Binds where agents and monitors listen for orders. A late one gets them at the next repetition."""
+    """Binds the endpoint at which agents and monitors receive orders. Raises EndpointError."""
 
     def __init__(
         self,
@@ -134,7 +140,7 @@ class OrdersPublisher:
         self.endpoint = self._socket.bind(endpoint, keys)
 
     def publish(self, orders: Orders) -> None:
-        """Never blocks; a subscriber that does not keep up misses some."""
+        """Send orders without blocking. A subscriber that does not keep up misses some."""
         self._socket.send(ORDERS_TOPIC.encode(), encode(orders))
 
     def close(self) -> None:
@@ -142,7 +148,7 @@ class OrdersPublisher:
 
 
 class OrdersSubscriber:
-    """Connects to the scheduler's orders; of those that wait, `handle` gets the newest alone."""
+    """Connects to the scheduler's orders. If several orders wait, `handle` gets only the newest."""
 
     def __init__(
         self,

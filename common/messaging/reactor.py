@@ -1,4 +1,4 @@
-"""The poll loop of a service: sockets, file descriptors, timers and the stop flag, in one thread."""
+"""The poll loop of a service, in one thread: sockets, file descriptors, timers and the stop flag."""
 
 import math
 import time
@@ -10,16 +10,16 @@ import zmq.utils.z85
 from common.lifecycle import StopFlag, Timer, Timers, get_logger
 
 LINGER_MS = 200
-"""How long what was sent may take to leave after a close."""
+"""After a close, messages already sent have this long to leave."""
 
 Socket = zmq.Socket[bytes]
 log = get_logger()
 
 
 class Reactor:
-    """The poll loop of a service over sockets, file descriptors, planned calls and the stop flag.
+    """Calls handlers when sockets or file descriptors are readable or a timer is due.
 
-    All of a service runs in the one thread that runs its reactor. A handler that raises ends `run` with its
+    A whole service runs in the thread that runs its reactor. If a handler raises, `run` raises the same
     exception: that is a bug of the service.
     """
 
@@ -36,20 +36,21 @@ class Reactor:
         self.on_fd(stop.wakeup_fd, stop.drain)
 
     def every(self, interval_s: float, handler: Callable[[], None]) -> Timer:
-        """Call `handler` every `interval_s`, first after one interval; a busy loop skips beats."""
+        """Call `handler` every `interval_s`, first after one interval. A busy loop skips calls."""
         return self.timers.every(interval_s, handler)
 
     def call_later(self, delay_s: float, handler: Callable[[], None]) -> Timer:
-        """Call `handler` once; with a delay of 0, after the handlers of this turn."""
+        """Call `handler` once; with a delay of 0, after the other handlers that are due now."""
         return self.timers.call_later(delay_s, handler)
 
     def run(self) -> None:
-        """Until the stop flag is set."""
+        """Run until the stop flag is set."""
         while not self.stop.requested:
             self._turn(None)
 
     def run_until(self, predicate: Callable[[], object], timeout_s: float) -> bool:
-        """Until `predicate` holds, stop flag or not; False when it still does not after `timeout_s`."""
+        """Run until `predicate` holds, whatever the stop flag says; False if it does not within
+        `timeout_s`."""
         end_s = self._clock() + timeout_s
         while not predicate():
             left_s = end_s - self._clock()
@@ -59,7 +60,7 @@ class Reactor:
         return True
 
     def on_fd(self, fd: int, handler: Callable[[], None]) -> None:
-        """Call `handler` whenever `fd` is readable or at its end."""
+        """Call `handler` whenever `fd` is readable or closed at the other end."""
         self._handlers[fd] = handler
         self._poller.register(fd, zmq.POLLIN)
 
@@ -69,7 +70,7 @@ class Reactor:
             self._poller.unregister(fd)
 
     def on_socket(self, socket: Socket, handler: Callable[[], None]) -> None:
-        """For the classes of this package."""
+        """Call `handler` whenever the socket is readable. For this package only."""
         self._handlers[socket] = handler
         self._poller.register(socket, zmq.POLLIN)
 
@@ -79,7 +80,7 @@ class Reactor:
         socket.close()
 
     def guard(self, allowed: frozenset[bytes]) -> None:
-        """Let only clients with these CURVE keys connect to the sockets bound here (ZeroMQ's RFC 27)."""
+        """Let only clients with these CURVE keys connect to the sockets bound here (ZeroMQ RFC 27, ZAP)."""
         if self._zap is None:
             self._zap = self.context.socket(zmq.REP)
             self._zap.bind("inproc://zeromq.zap.01")
@@ -87,7 +88,7 @@ class Reactor:
         self._allowed |= allowed
 
     def close(self) -> None:
-        """Close what is still open; what was sent gets LINGER_MS to leave."""
+        """Close all sockets that are still open; messages already sent have LINGER_MS to leave."""
         self.context.destroy(linger=LINGER_MS)
 
     def _on_zap(self) -> None:

@@ -1,5 +1,8 @@
-"""Request and reply: a request is repeated a bounded number of times under one id, carried out once, and
-never after its client has given up (DESIGN section 3). `ReplyServer` and `RequestClient` are the two ends."""
+"""Request/reply between processes: `RequestClient` sends, `ReplyServer` answers (DESIGN section 3).
+
+A client repeats a request under the same id a bounded number of times. The server carries it out once, and
+never after its client has given up.
+"""
 
 import contextlib
 import errno
@@ -31,40 +34,42 @@ from common.messaging.sockets import (
 from common.protocol import PROTOCOL_VERSION, Refused, Reply, ReplyFrame, Request, RequestFrame
 
 REMEMBER_S = 30.0
+"""How long a server remembers a reply."""
 REMEMBER_BYTES = 4_000_000
-"""Remembered requests and replies of one server, all together."""
+"""Total size of the requests and replies that a server remembers."""
 MAX_ID_CHARS = 100
 MAX_WAIT_S = 4.5
-"""The longest that a blocking request takes, so that a command ends within 5 s."""
+"""The longest time that a blocking request takes, so that a command ends within 5 s."""
 RECEIPT = b""
-"""What a server sends before it carries a request out: the proof that its client is still connected."""
+"""A server sends this before it carries out a request, to check that the client is still connected."""
 LIMITS = LimitsConfig()
 
 log = get_logger()
 
 
 def log_bad(text: str) -> None:
-    """What a service does about a bad message that says nothing else."""
+    """The default reaction to a bad message: a line in the log."""
     log.warning("bad message", error=text)
 
 
 class ServerUnavailable(UserError):
-    """A request without an answer: nobody took it, or who took it did not answer within `waited_s`."""
+    """A request got no reply. `waited_s` is None if no server received it; otherwise the server received it
+    and did not answer within this time."""
 
     exit_code = EXIT_UNAVAILABLE
 
     def __init__(self, endpoint: str, waited_s: float | None = None) -> None:
         if waited_s is None:
-            super().__init__(f"nobody answers at {endpoint}: is the stack running?")
+            super().__init__(f"the server at {endpoint} does not answer: is the stack running?")
         else:
             super().__init__(
-                f"{endpoint} took the request but did not answer in {waited_s:g} s: "
-                "it may or may not have been carried out"
+                f"the server at {endpoint} received the request but did not answer within {waited_s:g} s: "
+                "the request may or may not have been carried out"
             )
 
 
 class RememberedReplies:
-    """Replies by the bytes of their request, so that a repetition is answered and not carried out again."""
+    """The replies to recent requests, so that a repeated request is answered but not carried out again."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -87,10 +92,11 @@ class RememberedReplies:
             self._size_bytes -= len(oldest) + len(old_reply)
 
 
-class Answerer:
-    """Turns the bytes of a request into those of its reply, whatever they are.
+class RequestHandler:
+    """Turns the bytes of a request, whatever they are, into the bytes of its reply.
 
-    `handle` gets valid requests only, each once. Others are answered with Refused and told to `on_bad`.
+    `handle` gets each valid request once. Any other request is answered by Refused, and `on_bad` gets the
+    reason.
     """
 
     def __init__(
@@ -128,7 +134,7 @@ def _request_frame(tree: Any) -> RequestFrame:
 
 
 def _id_of(data: bytes) -> str:
-    """The id of a request that is bad otherwise (too large, say); "" where even that cannot be told."""
+    """The id of a request that is otherwise bad, such as too large; "" if it has none."""
     try:
         tree = unpack(data, LimitsConfig(message_bytes=max(1, len(data))))
     except DecodeError:
@@ -137,8 +143,8 @@ def _id_of(data: bytes) -> str:
     return found[:MAX_ID_CHARS] if isinstance(found, str) else ""
 
 
-class FrameMaker:
-    """Gives every request of one client an id that no other request has."""
+class RequestEncoder:
+    """Encodes the requests of one client, each with an id that no other request has, and decodes replies."""
 
     def __init__(self, limits: LimitsConfig) -> None:
         self._limits = limits
@@ -146,7 +152,7 @@ class FrameMaker:
         self._numbers = itertools.count(1)
 
     def request_bytes(self, request: Request) -> tuple[str, bytes]:
-        """(id, bytes). Raises UserError for one beyond the limits, which its server would refuse."""
+        """The id and the bytes of a request. Raises UserError if it is larger than the server accepts."""
         frame_id = f"{self._name}-{next(self._numbers)}"
         data = encode(RequestFrame(id=frame_id, request=request))
         if len(data) > self._limits.message_bytes:
@@ -157,7 +163,7 @@ class FrameMaker:
         return frame_id, data
 
     def reply_frame(self, data: bytes) -> ReplyFrame | None:
-        """None, and a line in the log, for bytes that are not a reply."""
+        """The reply; None, and a line in the log, for bytes that are not a reply."""
         try:
             return decode(data, ReplyFrame, self._limits)
         except DecodeError as error:
@@ -166,7 +172,7 @@ class FrameMaker:
 
 
 @dataclass
-class _Posted:
+class PendingRequest:
     """One request that waits for its reply."""
 
     data: bytes
@@ -178,16 +184,17 @@ class _Posted:
 
 
 class PostedRequests:
-    """Requests that wait for their replies, each with its own time and number of attempts.
+    """Requests that wait for their replies, each with its own timeout and number of attempts.
 
-    A silence costs the connection (`reopen`): what it still held is gone, and all that wait are sent again.
+    After a timeout the connection is closed and reopened (`reopen`), which discards everything still queued
+    on it, and all waiting requests are sent again.
     """
 
     def __init__(self, timers: Timers, send: Callable[[bytes], None], reopen: Callable[[], None]) -> None:
         self._timers = timers
         self._send = send
         self._reopen = reopen
-        self._posted: dict[str, _Posted] = {}
+        self._posted: dict[str, PendingRequest] = {}
 
     def post(
         self,
@@ -198,12 +205,12 @@ class PostedRequests:
         timeout_s: float,
         attempts: int,
     ) -> None:
-        self._posted[frame_id] = posted = _Posted(data, on_reply, on_silence, timeout_s, attempts)
+        self._posted[frame_id] = posted = PendingRequest(data, on_reply, on_silence, timeout_s, attempts)
         self._send(data)
         self._wait(frame_id, posted)
 
     def take(self, frame: ReplyFrame) -> None:
-        """A reply has come; late and repeated ones find nobody."""
+        """Pass a reply to its request. Late and repeated replies are ignored."""
         posted = self._posted.pop(frame.id, None)
         if posted:
             if posted.timer:
@@ -211,12 +218,13 @@ class PostedRequests:
             posted.on_reply(frame.reply)
 
     def forget(self) -> None:
+        """Drop all waiting requests."""
         for posted in self._posted.values():
             if posted.timer:
                 posted.timer.cancel()
         self._posted.clear()
 
-    def _wait(self, frame_id: str, posted: _Posted) -> None:
+    def _wait(self, frame_id: str, posted: PendingRequest) -> None:
         posted.timer = self._timers.call_later(posted.timeout_s, lambda: self._on_timeout(frame_id))
 
     def _on_timeout(self, frame_id: str) -> None:
@@ -236,9 +244,9 @@ class PostedRequests:
 class ReplyServer:
     """Answers requests at `endpoint`: `handle` gets a valid Request and returns its Reply.
 
-    A repetition of a request gets the remembered reply. Bytes that are not a request get Refused, and
-    `on_bad` a text. A request whose client has closed its connection meanwhile is not carried out: the
-    client has given up, and said so to its user. Raises EndpointError.
+    A repeated request gets the remembered reply. Bytes that are not a request are answered by Refused, and
+    `on_bad` gets the reason. A request is not carried out if its client has closed the connection: that
+    client has given up and told its user so. Raises EndpointError.
     """
 
     def __init__(
@@ -251,7 +259,7 @@ class ReplyServer:
         limits: LimitsConfig = LIMITS,
     ) -> None:
         self._reactor = reactor
-        self._answerer = Answerer(handle, on_bad, limits)
+        self._handler = RequestHandler(handle, on_bad, limits)
         self._socket = open_socket(reactor.context, zmq.ROUTER, limits)
         self._socket.router_mandatory = True
         self.endpoint = bind_socket(reactor, self._socket, endpoint, keys)
@@ -271,12 +279,12 @@ class ReplyServer:
 
     def _answer(self, frames: list[zmq.Frame]) -> bytes:
         if len(frames) > 1:
-            return self._answerer.refuse(f"a request of {len(frames)} frames; one is allowed")
-        return self._answerer.answer(frames[0].bytes)
+            return self._handler.refuse(f"a request of {len(frames)} frames; one is allowed")
+        return self._handler.answer(frames[0].bytes)
 
     def _still_waits(self, client: bytes, frame: zmq.Frame) -> bool:
-        """Whether the client is still connected: the kernel knows that first, libzmq (EVENTS refreshes it)
-        for longer, and alone of peers of an old protocol."""
+        """Whether the client is still connected. The kernel notices a disconnection first, but cannot be
+        asked about peers with an old protocol; libzmq can, once reading EVENTS has refreshed its view."""
         poll = select.poll()
         with contextlib.suppress(zmq.ZMQError):
             poll.register(frame.get(zmq.SRCFD), select.POLLRDHUP)
@@ -295,10 +303,12 @@ class ReplyServer:
 
 
 class RequestClient:
-    """Asks the server at `endpoint`: `request` waits for the reply, `post` needs a reactor and does not.
+    """Sends requests to the server at `endpoint`. `request` waits for the reply; `post` does not, and needs a
+    reactor.
 
-    On silence the connection is closed with all that it still holds, a new one repeats the request under
-    the same id, and after the last attempt nothing of it is left that could be carried out later.
+    After a timeout the connection is closed, which discards everything queued on it, and a new connection
+    repeats the request under the same id. After the last attempt nothing is left that could be carried out
+    later.
     """
 
     def __init__(
@@ -313,30 +323,30 @@ class RequestClient:
         self._reactor = reactor
         self._limits = limits
         self._context = zmq.Context()
-        self._frames = FrameMaker(limits)
+        self._frames = RequestEncoder(limits)
         self._socket: Socket | None = None
         self._posted = PostedRequests(reactor.timers, self._send, self._disconnect) if reactor else None
 
     def request(self, request: Request, timeout_s: float = 1.0, attempts: int = 3) -> Reply:
-        """The reply. Raises NobodyThere after `attempts` silences of `timeout_s`, in all at most MAX_WAIT_S;
-        a server that is seen to take the request gets all of MAX_WAIT_S."""
+        """The reply. Raises ServerUnavailable after `attempts` timeouts of `timeout_s`, or after MAX_WAIT_S.
+        A server that has received the request gets all of MAX_WAIT_S."""
         frame_id, data = self._frames.request_bytes(request)
         end_s = time.monotonic() + MAX_WAIT_S
-        taken = False
-        while (attempts > 0 or taken) and time.monotonic() < end_s:
+        received = False
+        while (attempts > 0 or received) and time.monotonic() < end_s:
             attempts -= 1
             wait_end_s = min(time.monotonic() + timeout_s, end_s)
             with contextlib.closing(self._connected(self._context)) as socket:
                 send_if_possible(socket, data)
                 while socket.poll(max(0, math.ceil((wait_end_s - time.monotonic()) * 1000))):
                     answer = socket.recv()
-                    taken = taken or answer == RECEIPT
+                    received = received or answer == RECEIPT
                     frame = self._frames.reply_frame(answer) if answer != RECEIPT else None
                     if frame and frame.id == frame_id:
                         return frame.reply
-        self._context.term()  # Returns when the connections are really closed: given up is given up.
+        self._context.term()  # Returns when the connections are closed: nothing can be delivered any more.
         self._context = zmq.Context()
-        raise ServerUnavailable(self.endpoint, MAX_WAIT_S if taken else None)
+        raise ServerUnavailable(self.endpoint, MAX_WAIT_S if received else None)
 
     def post(
         self,
@@ -346,17 +356,17 @@ class RequestClient:
         timeout_s: float = 1.0,
         attempts: int = 3,
     ) -> None:
-        """Call `on_reply` with the reply, or `on_silence` after `attempts` silences of `timeout_s`."""
+        """Call `on_reply` with the reply, or `on_silence` after `attempts` timeouts of `timeout_s`."""
         assert self._posted is not None, "post needs a reactor"
         frame_id, data = self._frames.request_bytes(request)
         self._posted.post(frame_id, data, on_reply, on_silence, timeout_s, attempts)
 
     def close(self) -> None:
-        """Forget what is not answered."""
+        """Drop all unanswered requests and close the connection."""
         if self._posted:
             self._posted.forget()
             self._disconnect()
-        self._context.destroy(linger=0)  # with a socket that a Ctrl-C may have left open
+        self._context.destroy(linger=0)  # also closes a socket that a Ctrl-C left open
 
     def _connected(self, context: zmq.Context[Socket]) -> Socket:
         socket = open_socket(context, zmq.DEALER, self._limits)

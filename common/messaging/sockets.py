@@ -1,4 +1,4 @@
-"""ZeroMQ sockets: how they are opened, bound and connected, and the two of publish/subscribe."""
+"""ZeroMQ sockets: how they are opened, bound and connected, and the pair for publish/subscribe."""
 
 import contextlib
 import errno
@@ -13,15 +13,17 @@ from common.messaging.endpoints import check_bindable
 from common.messaging.reactor import LINGER_MS, Reactor, Socket
 
 DRAIN_MESSAGES = 500
-"""Messages that one socket may have handled before others get their turn."""
+"""After this many messages from one socket, the other sockets get their turn."""
 QUEUE_MESSAGES = 10_000
-"""High-water mark of PUB and SUB, in messages a peer; more are dropped, and repaired or repeated."""
+"""High-water mark of PUB and SUB sockets, in messages per peer. ZeroMQ drops messages beyond it."""
 
 
 def open_socket(context: zmq.Context[Socket], kind: int, limits: LimitsConfig) -> Socket:
+    """A new socket of this kind, with the project's settings."""
     socket = context.socket(kind)
     socket.linger = LINGER_MS
-    # What decoding refuses gets an error reply; far beyond that libzmq disconnects the peer instead.
+    # A message that is somewhat too large gets an error reply; for a far larger one libzmq disconnects the
+    # peer.
     socket.maxmsgsize = 4 * limits.message_bytes
     socket.tcp_keepalive = 1
     socket.reconnect_ivl_max = 500
@@ -29,7 +31,8 @@ def open_socket(context: zmq.Context[Socket], kind: int, limits: LimitsConfig) -
 
 
 def bind_socket(reactor: Reactor, socket: Socket, endpoint: str, keys: Keys | None) -> str:
-    """Returns the actual endpoint. Raises EndpointError (port taken, address not allowed or not there)."""
+    """Bind the socket and return the actual endpoint. Raises EndpointError if the port is taken, or the
+    address is not allowed or does not exist."""
     check_bindable(endpoint, with_keys=keys is not None)
     if keys:
         if keys.server_secret is None:
@@ -50,6 +53,7 @@ def bind_socket(reactor: Reactor, socket: Socket, endpoint: str, keys: Keys | No
 
 
 def connect_socket(socket: Socket, endpoint: str, keys: Keys | None) -> None:
+    """Connect the socket; closes it and raises EndpointError if `endpoint` is not an endpoint."""
     if keys:
         socket.curve_serverkey = keys.server_public
         socket.curve_publickey = keys.own_public
@@ -63,12 +67,13 @@ def connect_socket(socket: Socket, endpoint: str, keys: Keys | None) -> None:
 
 
 def send_if_possible(socket: Socket, data: bytes) -> None:
-    """Send without waiting: a peer that refused this side's key has left no queue to send to."""
+    """Send without waiting. If the peer has refused our key there is no queue, and nothing is sent."""
     with contextlib.suppress(zmq.Again):
         socket.send(data, zmq.DONTWAIT)
 
 
 def drain(socket: Socket) -> Iterator[list[bytes]]:
+    """The frames of each message that waits, at most DRAIN_MESSAGES of them."""
     for _ in range(DRAIN_MESSAGES):
         try:
             yield socket.recv_multipart(zmq.DONTWAIT)
@@ -77,7 +82,7 @@ def drain(socket: Socket) -> Iterator[list[bytes]]:
 
 
 class PubSocket:
-    """Sends frames to whoever subscribes to the first of them."""
+    """Sends messages to all subscribers of their first frame."""
 
     def __init__(self, reactor: Reactor, limits: LimitsConfig) -> None:
         self._reactor = reactor
@@ -91,7 +96,7 @@ class PubSocket:
         connect_socket(self._socket, endpoint, keys)
 
     def send(self, *frames: bytes) -> None:
-        """Never blocks; a peer that does not keep up misses some."""
+        """Send one message without blocking. A subscriber that does not keep up misses some."""
         self._socket.send_multipart(frames, zmq.DONTWAIT)
 
     def close(self) -> None:
@@ -99,7 +104,8 @@ class PubSocket:
 
 
 class SubSocket:
-    """Gives `on_messages` the frames of all messages that wait (at most DRAIN_MESSAGES)."""
+    """Calls `on_messages` with the frames of all messages that wait, at most DRAIN_MESSAGES of them. `topics`
+    are the first frames to subscribe to; empty: all."""
 
     def __init__(
         self,

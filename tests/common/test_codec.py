@@ -22,23 +22,10 @@ from common.protocol import (
     SubmitJob,
     TrainingSample,
 )
-from common.types import JobConfig, JobSpec
+from common.types import JobConfig
+from tests.fixtures.specifications import make_job
 
-SPEC = JobSpec(
-    id="job",
-    application="digits-cnn",
-    seed=1,
-    target=0.9,
-    max_progress=100.0,
-    replicas=1,
-    batch_size=16,
-    min_batch_size=16,
-    max_batch_size=256,
-    min_atomic_batch=8,
-    max_atomic_batch=64,
-    max_replicas=4,
-    settings={"rate": 0.1},
-)
+SPEC = make_job(settings={"rate": 0.1})
 PLAIN = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text() | st.binary(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),

@@ -1,8 +1,6 @@
 """events.jsonl: written once, in order, and read back line by line."""
 
 import json
-import resource
-from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
@@ -20,7 +18,9 @@ from common.eventlog import (
     read_events,
 )
 from common.protocol import EventRecord, JobCancelled, JobSubmitted, ModelFitted, Verified
-from common.types import JobSpec, ThroughputParameters
+from common.types import ThroughputParameters
+from tests.fixtures.full_disk import disk_that_takes
+from tests.fixtures.specifications import make_job
 
 
 def record(seq, source="scheduler", incarnation="one", event=None):
@@ -37,17 +37,6 @@ def record(seq, source="scheduler", incarnation="one", event=None):
 
 def numbers(run_dir):
     return [(r.source, r.seq) for r in read_events(run_dir / EVENTS_FILE)]
-
-
-@contextmanager
-def disk_that_takes(size_bytes):
-    """No file of this process can grow beyond `size_bytes`: the kernel refuses like a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 @pytest.fixture
@@ -122,7 +111,7 @@ class TestWriter:
             list(read_events(tmp_path / EVENTS_FILE))
 
     def test_a_second_writer_of_the_same_file_is_refused(self, writer, tmp_path):
-        with pytest.raises(EventLogError, match="another logger writes it"):
+        with pytest.raises(EventLogError, match="another logger is writing it"):
             EventLogWriter(tmp_path)
 
     def test_a_folder_that_cannot_be_made_is_an_error_for_people(self, tmp_path):
@@ -237,20 +226,7 @@ class TestReader:
 
     def test_a_submission_of_schema_1_is_still_read(self, tmp_path):
         """It had `accumulates_alone` in the specification of the job."""
-        spec = JobSpec(
-            id="a",
-            application="digits-cnn",
-            seed=1,
-            target=0.9,
-            max_progress=10.0,
-            replicas=1,
-            batch_size=16,
-            min_batch_size=16,
-            max_batch_size=32,
-            min_atomic_batch=4,
-            max_atomic_batch=16,
-            max_replicas=2,
-        )
+        spec = make_job()
         line = json.loads(encode_line(structs.replace(record(1), event=JobSubmitted(spec=spec))))
         del line["event"]["accumulates_alone"]
         for alone in (True, False):

@@ -5,22 +5,16 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from common.types import JobConfig, JobSpec, batch_config, can_share
+from tests.fixtures.specifications import make_job
 
 
 def spec(least: int, most: int, min_atomic: int, max_atomic: int) -> JobSpec:
-    return JobSpec(
-        id="job",
-        application="digits-cnn",
-        seed=0,
-        target=0.9,
-        max_progress=100.0,
-        replicas=1,
+    return make_job(
         batch_size=least,
         min_batch_size=least,
         max_batch_size=most,
         min_atomic_batch=min_atomic,
         max_atomic_batch=max_atomic,
-        max_replicas=8,
     )
 
 

@@ -1,6 +1,5 @@
 """Elastic training with real processes: each test names what must stay the same, whatever happens."""
 
-import itertools
 import os
 import random
 import signal
@@ -8,13 +7,12 @@ import socket
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 import psutil
 import pytest
-from torch._C._distributed_c10d import TCPStore
+from torch.distributed import TCPStore
 
 from common.config import TrainerConfig
 from common.protocol import (
@@ -33,37 +31,13 @@ from common.protocol import (
     VerifyOrder,
     VerifyStart,
 )
-from tests.fixtures.replica_fleet import EVERY_STEP, TIMEOUT_S, Fleet, context, running_store, tiny_spec
+from tests.fixtures.replica_fleet import EVERY_STEP, TIMEOUT_S, Fleet, context, running_store
 from tests.fixtures.tiny_app import MODULE
 from workloads.trainer.checkpoint import saved_in
 
 pytestmark = pytest.mark.timeout(120)
 MakeFleet = Callable[..., Fleet]
 M0 = 24
-NUMBERS = itertools.count(1)
-
-
-@pytest.fixture(scope="module")
-def store_port() -> Iterator[int]:
-    with running_store() as store:
-        yield store.port
-
-
-@pytest.fixture
-def make_fleet(tmp_path: Path, store_port: int) -> Iterator[MakeFleet]:
-    fleets: list[Fleet] = []
-
-    def make(config: TrainerConfig = EVERY_STEP, **changes: Any) -> Fleet:
-        folder = tmp_path / str(len(fleets))
-        folder.mkdir()
-        # Jobs share the store: their ids keep them apart, as in a run.
-        spec = tiny_spec(id=f"job-{next(NUMBERS)}", **changes)
-        fleets.append(Fleet(folder, spec, store_port, config))
-        return fleets[-1]
-
-    yield make
-    for fleet in fleets:
-        fleet.close()
 
 
 def undisturbed(make_fleet: MakeFleet, steps: int, **changes: Any) -> dict[int, float]:

@@ -13,7 +13,6 @@ import msgspec
 import pytest
 
 from common.protocol import GenerationRunning, GenerationStarted, ReplicaLost, ReplicaOrder
-from common.types import JobConfig
 from tests.fixtures.replica_fleet import (
     EVERY_STEP,
     TIMEOUT_S,
@@ -23,9 +22,12 @@ from tests.fixtures.replica_fleet import (
     running_store,
     tiny_spec,
 )
+from tests.fixtures.replica_orders import replica_order
 from workloads.trainer import checkpoint
 from workloads.trainer.checkpoint import StateLock
-from workloads.trainer.elastic import GroupBroken, Mailbox, Meeting
+from workloads.trainer.mailbox import Mailbox
+from workloads.trainer.process_group import GroupBroken
+from workloads.trainer.rendezvous import Rendezvous
 
 pytestmark = pytest.mark.timeout(120)
 BOUND_S = 0.5
@@ -61,52 +63,43 @@ def stop(pid: int) -> None:
 
 
 def order(store: Store, rank: int = 0) -> ReplicaOrder:
-    return ReplicaOrder(
-        generation=1,
-        group=1,
-        rank=rank,
-        world_size=2,
-        nodes=1,
-        config=JobConfig(atomic_batch=12),
-        store_host="127.0.0.1",
-        store_port=store.port,
-    )
+    return replica_order(rank=rank, world_size=2, atomic_batch=12, store_port=store.port)
 
 
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda meeting, mailbox: meeting.all_announced(),
-        lambda meeting, mailbox: meeting.somebody_has_state(),
-        lambda meeting, mailbox: meeting.gather(mailbox, TIMEOUT_S, lambda: None),
+        lambda rendezvous, mailbox: rendezvous.all_announced(),
+        lambda rendezvous, mailbox: rendezvous.any_member_has_state(),
+        lambda rendezvous, mailbox: rendezvous.gather(mailbox, TIMEOUT_S, lambda: None),
     ],
-    ids=["all_announced", "somebody_has_state", "gather"],
+    ids=["all_announced", "any_member_has_state", "gather"],
 )
 def test_no_call_to_a_stopped_store_takes_longer_than_the_limit(
-    store: Store, pipe: Connection, ask: Callable[[Meeting, Mailbox], object]
+    store: Store, pipe: Connection, ask: Callable[[Rendezvous, Mailbox], object]
 ) -> None:
-    meeting = Meeting("job", order(store), BOUND_S)
-    assert not meeting.all_announced()
+    rendezvous = Rendezvous("job", order(store), BOUND_S)
+    assert not rendezvous.all_announced()
     stop(store.pid)
     start_s = time.monotonic()
-    # Only the first call waits. Later ones in the same meeting, or the same `gather`, fail at once.
+    # Only the first call waits. Later ones in the same rendezvous, or the same `gather`, fail at once.
     for text in ("does not answer(: no answer in 0.5 s)?$", "does not answer$"):
         with pytest.raises(GroupBroken, match=text):
-            ask(meeting, Mailbox(pipe, TIMEOUT_S))
+            ask(rendezvous, Mailbox(pipe, TIMEOUT_S))
     assert time.monotonic() - start_s < HANGS_S
     with pytest.raises(GroupBroken, match=f"store at 127.0.0.1:{store.port} cannot be reached: no answer in"):
-        Meeting("job", order(store, 1), BOUND_S)
+        Rendezvous("job", order(store, 1), BOUND_S)
     os.kill(store.pid, signal.SIGCONT)
-    assert not Meeting("another job", order(store), TIMEOUT_S).somebody_has_state()
+    assert not Rendezvous("another job", order(store), TIMEOUT_S).any_member_has_state()
 
 
 def test_a_store_that_dies_while_the_group_waits_for_a_member_breaks_the_group(
     store: Store, pipe: Connection
 ) -> None:
-    meeting = Meeting("job", order(store), BOUND_S)
+    rendezvous = Rendezvous("job", order(store), BOUND_S)
     os.kill(store.pid, signal.SIGKILL)
     with pytest.raises(GroupBroken, match="the group's store does not answer"):
-        meeting.gather(Mailbox(pipe, TIMEOUT_S), TIMEOUT_S, lambda: None)
+        rendezvous.gather(Mailbox(pipe, TIMEOUT_S), TIMEOUT_S, lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -119,19 +112,19 @@ def test_a_store_that_dies_while_the_group_waits_for_a_member_breaks_the_group(
 def test_a_group_that_does_not_start_names_the_missing_rank(
     store: Store, pipe: Connection, rank: int, text: str
 ) -> None:
-    meeting = Meeting("job", order(store, rank), TIMEOUT_S)
+    rendezvous = Rendezvous("job", order(store, rank), TIMEOUT_S)
     if rank == 1:
-        other = Meeting("job", order(store), TIMEOUT_S)
+        other = Rendezvous("job", order(store), TIMEOUT_S)
         other._set("here/0", "")
     with pytest.raises(GroupBroken, match=text):
-        meeting.gather(Mailbox(pipe, TIMEOUT_S), 0.1, lambda: None)
+        rendezvous.gather(Mailbox(pipe, TIMEOUT_S), 0.1, lambda: None)
 
 
 def test_a_group_that_was_given_up_says_so_if_no_newer_order_comes(store: Store, pipe: Connection) -> None:
     with pytest.raises(GroupBroken, match="rank 1 of 2 did not come"):
-        Meeting("job", order(store), TIMEOUT_S).gather(Mailbox(pipe, TIMEOUT_S), 0.0, lambda: None)
+        Rendezvous("job", order(store), TIMEOUT_S).gather(Mailbox(pipe, TIMEOUT_S), 0.0, lambda: None)
     with pytest.raises(GroupBroken, match="the group was given up, and no newer order came in 0 s"):
-        Meeting("job", order(store, 1), TIMEOUT_S).gather(Mailbox(pipe, TIMEOUT_S), 0.0, lambda: None)
+        Rendezvous("job", order(store, 1), TIMEOUT_S).gather(Mailbox(pipe, TIMEOUT_S), 0.0, lambda: None)
 
 
 def test_a_group_whose_next_store_is_stopped_is_reported_in_time_and_keeps_its_state(
@@ -174,7 +167,7 @@ def test_a_lock_that_is_not_released_breaks_the_group_in_time(tmp_path: Path, st
         kept = StateLock(tmp_path)
         assert kept.try_alone()
         fleet.order(2, M0 // 2)
-        fleet.wait_for(ReplicaLost, lambda fact: "keeps the job's state to itself" in fact.reason)
+        fleet.wait_for(ReplicaLost, lambda fact: "holds the lock on the job's state" in fact.reason)
         kept.release()
         fleet.order(2, M0 // 2)
         fleet.wait_for(GenerationRunning, lambda fact: fact.generation == 3)

@@ -1,6 +1,6 @@
-"""The applications that jobs can name: our own four, and those in modules of the user's.
+"""The applications that jobs can use: our own four, and those in the user's modules.
 
-Naming them costs no import of torch; `build_task` loads what an application needs.
+Listing them does not import torch; `build_task` does.
 """
 
 from collections.abc import Sequence
@@ -21,25 +21,25 @@ OWN_MODULES = (
 
 
 class UnknownApplication(UserError, ValueError):
-    """No such application, or a module named for one cannot be used; the text says what is allowed."""
+    """There is no such application, or a module cannot be used as one. The text says what is allowed."""
 
 
 class UnknownSetting(ValueError):
-    """An application has no setting of this name; the text says which it has."""
+    """The application has no setting of this name. The text lists its settings."""
 
 
 def applications(modules: Sequence[str] = ()) -> dict[str, ApplicationSpec]:
-    """Our own applications and those of `modules`, by name. Raises UnknownApplication for a module that
-    cannot be used."""
+    """The specifications of our own applications and those in `modules`, by name. Raises UnknownApplication
+    for a module that cannot be used."""
     return {name: module.SPEC for name, module in _load(modules).items()}
 
 
 def build_task(
     name: str, seed: int, settings: dict[str, float] | None = None, modules: Sequence[str] = ()
 ) -> Task:
-    """The objects of one job, always the same ones for the same arguments; loads torch.
+    """Build the objects of one job; the same arguments always give the same objects. Imports torch.
 
-    Sets torch's default generator. Raises UnknownApplication, UnknownSetting, and whatever the application
+    Seeds torch's default generator. Raises UnknownApplication, UnknownSetting, and whatever the application
     itself raises.
     """
     known = _load(modules)

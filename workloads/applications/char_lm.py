@@ -1,8 +1,8 @@
 """`char-lm`: a recurrent model of the characters of Python's own help texts (`pydoc_data.topics`).
 
-An example is a window of 16 characters. The noise scale grows fivefold on the way.
+An example is a window of 16 characters. The noise scale grows fivefold during the training.
 
-Measured with one replica: medians (least to most) of 20 seeds at each batch; every one of them reached the
+Measured with one replica: median (least to most) of 20 seeds at each batch size. All of them reached the
 target.
 
     total batch        16 (M0)             32             64            128            256
@@ -10,7 +10,7 @@ target.
     examples              6800           8720          11040          13952          17150
     CPU seconds            4.4            4.6            5.4            4.8            4.3
 
-Noise scale, in examples, at a tenth of the way, half of it, at the target: 34, 107, 181.
+Noise scale, in examples, after a tenth of the training, after half of it, and at the target: 34, 107, 181.
 """
 
 import hashlib
@@ -47,11 +47,11 @@ SPLIT_SEED = 1
 CHARACTERS = (SPEC.examples + HELD_OUT) * WINDOW + 1
 CODES = 128
 TEXT_SHA256 = "4753f8af24b0da13c41f37179ad945de0f53fb280cf223d1311fa97683b60599"
-"""Of the characters used."""
+"""SHA-256 of the characters used, in the Python version for which the target was chosen."""
 
 
 def build(seed: int, settings: dict[str, float]) -> Task:
-    """The split is the same for every seed: seeds differ in weights and order, not in the task."""
+    """The split is the same for every seed: a seed changes weights and order, not the task."""
     import numpy as np
     import torch
     from torch import nn
@@ -68,7 +68,7 @@ def build(seed: int, settings: dict[str, float]) -> Task:
             self.head = nn.Linear(96, CODES)
 
         def forward(self, codes: torch.Tensor) -> torch.Tensor:
-            """int64 [n, w] characters -> [n, w, 128] logits of each one's successor."""
+            """int64 [n, w] characters -> [n, w, 128] logits of the next character."""
             states, _ = self.gru(self.embedding(codes))
             logits: torch.Tensor = self.head(self.dropout(states))
             return logits
@@ -105,11 +105,12 @@ def build(seed: int, settings: dict[str, float]) -> Task:
 
 
 def text_codes(text: str) -> "np.ndarray":
-    """ASCII codes of the beginning of `text`, uint8 [characters]; "?" for what is not ASCII.
+    """ASCII codes of the first characters of `text`, uint8 [CHARACTERS]; "?" for a character that is not
+    ASCII.
 
-    Other versions of Python carry slightly other texts. A replica then says so in its output and trains on
-    them: what a job needs is one text for all its replicas, so nodes must have the same Python. Raises
-    RuntimeError for a text that is too short.
+    Other versions of Python have slightly different texts. A replica then warns in its output and trains on
+    them. All replicas of a job need the same text, so all nodes must have the same version of Python. Raises
+    RuntimeError if the text is too short.
     """
     import numpy as np
 
@@ -121,8 +122,8 @@ def text_codes(text: str) -> "np.ndarray":
     digest = hashlib.sha256(data).hexdigest()
     if digest != TEXT_SHA256:
         warnings.warn(
-            f"char-lm: the help texts of this Python (SHA-256 {digest[:12]}...) are not those on which the "
-            f"target was chosen ({TEXT_SHA256[:12]}..., Python 3.11.7); it may be further or nearer",
+            f"char-lm: the help texts of this Python (SHA-256 {digest[:12]}...) differ from those for which "
+            f"the target was chosen ({TEXT_SHA256[:12]}..., Python 3.11.7); it may be easier or harder",
             stacklevel=2,
         )
     return np.frombuffer(data, dtype=np.uint8)

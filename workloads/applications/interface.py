@@ -1,12 +1,12 @@
-"""What an application gives to the trainer. A module with an application has two names:
+"""The interface of an application. A module that contains one defines two names:
 
-    SPEC: ApplicationSpec                              what scheduler and clients know; importing the
-                                                       module must not import torch
-    build(seed: int, settings: dict[str, float]) -> Task      torch is imported in here
+    SPEC: ApplicationSpec                                    for scheduler and clients
+    build(seed: int, settings: dict[str, float]) -> Task     for the trainer
 
-`seed` decides initial weights, order of examples and everything else random of the job; data and their split
-stay the same, so that jobs of different seeds can be compared. `settings` overrides the numbers that the
-application names in SPEC.settings, such as its learning rate.
+Importing the module must not import torch; `build` does. `seed` decides the initial weights, the order of the
+examples and everything else that is random. The data and their split are the same for every seed, so that
+jobs with different seeds can be compared. `settings` overrides numbers in SPEC.settings, such as the learning
+rate.
 """
 
 from dataclasses import dataclass
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Task:
-    """A job's objects in one replica. Every replica of a job builds the same ones from the same seed."""
+    """The objects of a job in one replica. Every replica of a job builds the same ones from the same seed."""
 
     model: "torch.nn.Module"
-    """All that training changes is in its parameters and persistent buffers: nothing else goes along when a
-    job is resized or saved."""
+    """Everything that training changes must be in its parameters and persistent buffers. Nothing else is
+    copied when a job is resized or saved."""
     optimizer: "torch.optim.Optimizer"
-    """Made with the rate tuned at M0; the trainer scales it."""
+    """Created with the learning rate tuned at M0. The trainer scales the rate."""
     train_examples: int
     held_out_examples: int
     loss: "Callable[[torch.nn.Module, torch.Tensor], torch.Tensor]"
-    """(model, indices: int64 [n] of training examples) -> scalar, the mean loss over them.
-    It depends on these two and on torch's default generator alone, and has no effects of its own: any replica
-    may compute it, and computes one more than it trains on when it starts (`loop.rehearse`)."""
+    """(model, indices of training examples, int64 [n]) -> scalar, the mean loss over them.
+    It must depend only on its arguments and torch's default generator, and must have no side effects: any
+    replica may compute it, and each replica computes one extra loss when it starts (`loop.rehearse`)."""
     metric_sum: "Callable[[torch.nn.Module, torch.Tensor], float]"
-    """(model, indices: int64 [n] of held-out examples) -> the sum of a quantity over them."""
+    """(model, indices of held-out examples, int64 [n]) -> the sum of a quantity over them."""
     metric: "Callable[[float], float]"
-    """Mean of that quantity over all held-out examples -> the metric that the target is about."""
+    """Mean of that quantity over all held-out examples -> the metric of the job."""
     rate: "Callable[[float], float]"
-    """Progress in AdaScale steps -> factor of the learning rate; 1.0 without a schedule."""
+    """The learning rate schedule: progress in AdaScale steps -> factor on the learning rate."""
 
 
 class Build(Protocol):

@@ -1,9 +1,10 @@
-"""`matfac`: factorisation of a generated matrix of ratings, with what a user's choices say about the user.
+"""`matfac`: factorisation of a generated matrix of ratings; the items that a user rated also describe the
+user.
 
-Ratings are noisy and each concerns few parameters: the noise scale is far above any batch in bounds, and
-grows fivefold on the way.
+Ratings are noisy and each depends on few parameters: the noise scale is far above every allowed batch size,
+and grows fivefold during the training.
 
-Measured with one replica: medians (least to most) of 20 seeds at each batch; every one of them reached the
+Measured with one replica: median (least to most) of 20 seeds at each batch size. All of them reached the
 target.
 
     total batch       256 (M0)            512           1024           2048           4096
@@ -11,7 +12,8 @@ target.
     examples            179000         181440         179392         175296         190000
     CPU seconds            3.8            3.1            2.9            2.1            2.1
 
-Noise scale, in examples, at a tenth of the way, half of it, at the target: 12000, 37000, 65000.
+Noise scale, in examples, after a tenth of the training, after half of it, and at the target: 12000, 37000,
+65000.
 """
 
 import math
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 USERS, ITEMS = 1500, 500
 TRAIN_EACH, HELD_OUT_EACH = 80, 4
-"""Ratings of every user."""
+"""Ratings of each user."""
 RANK = 32
 SPEC = ApplicationSpec(
     name="matfac",
@@ -47,15 +49,15 @@ SPEC = ApplicationSpec(
 DATA_SEED = 1
 TRUE_RANK = 6
 NOISE = 0.8
-"""Standard deviation of what no model can foresee in a rating; all the rest has variance 1."""
+"""Standard deviation of the noise in a rating. The predictable part has variance 1."""
 
 
 def ratings(seed: int) -> "tuple[np.ndarray, np.ndarray]":
     """Items that each user has rated, int64 [users, 84], and the ratings, float32 [users, 84].
 
     Popular items are rated by more users: a sample without replacement from a softmax, drawn as the largest
-    of popularity + Gumbel noise. A rating is taste x trait (variance 0.7), the leanings of user and item
-    (0.15 each), and noise.
+    of popularity + Gumbel noise. A rating is the sum of taste x trait (variance 0.7), the biases of user and
+    item (0.15 each), and noise.
     """
     import numpy as np
 
@@ -72,11 +74,11 @@ def ratings(seed: int) -> "tuple[np.ndarray, np.ndarray]":
 
 
 def build(seed: int, settings: dict[str, float]) -> Task:
-    """Ratings and split are the same for every seed: seeds differ in weights and order, not in the task.
+    """Ratings and split are the same for every seed: a seed changes weights and order, not the task.
 
     The model is SVD++ with a mean for the normalised sum: a user's vector is the user's own plus the mean of
     the vectors of all items that the user rated (Koren 2008, "Factorization Meets the Neighborhood", eq. 15).
-    Gradients are dense, as the trainer reduces them in one flat buffer.
+    Gradients are dense, because the trainer reduces them in one flat buffer.
     """
     import torch
     from torch import nn
@@ -93,18 +95,18 @@ def build(seed: int, settings: dict[str, float]) -> Task:
             self.user = nn.Embedding(USERS, RANK)
             self.item = nn.Embedding(ITEMS, RANK)
             self.rated = nn.EmbeddingBag(ITEMS, RANK, mode="mean")
-            self.user_leaning = nn.Embedding(USERS, 1)
-            self.item_leaning = nn.Embedding(ITEMS, 1)
+            self.user_bias = nn.Embedding(USERS, 1)
+            self.item_bias = nn.Embedding(ITEMS, 1)
             for table in (self.user, self.item, self.rated):
                 nn.init.normal_(table.weight, std=0.1)
-            for table in (self.user_leaning, self.item_leaning):
+            for table in (self.user_bias, self.item_bias):
                 nn.init.zeros_(table.weight)
 
         def forward(self, user: torch.Tensor, item: torch.Tensor) -> torch.Tensor:
             """int64 [n] users and [n] items -> [n] ratings."""
             taste = self.user(user) + self.rated(train_items[user])
-            leaning = self.user_leaning(user) + self.item_leaning(item)
-            rating: torch.Tensor = (taste * self.item(item)).sum(dim=1) + leaning.squeeze(1)
+            bias = self.user_bias(user) + self.item_bias(item)
+            rating: torch.Tensor = (taste * self.item(item)).sum(dim=1) + bias.squeeze(1)
             return rating
 
     torch.manual_seed(seed)

@@ -1,8 +1,9 @@
-"""`mnist1d-conv`: a one-dimensional convolutional network on generated signals in the manner of MNIST-1D.
+"""`mnist1d-conv`: a one-dimensional convolutional network on generated signals in the style of MNIST-1D.
 
-Hard to tell apart, and three of ten training answers are replaced: the noise scale is ten times M0.
+The signals are hard to tell apart, and three in ten training labels are random: the noise scale is ten times
+M0.
 
-Measured with one replica: medians (least to most) of 20 seeds at each batch; every one of them reached the
+Measured with one replica: median (least to most) of 20 seeds at each batch size. All of them reached the
 target.
 
     total batch           16 (M0)                32               64               128               256
@@ -10,12 +11,13 @@ target.
     examples                21600             24368            27744             37184             49400
     CPU seconds               5.2               5.4              6.1               5.4               5.3
 
-Noise scale, in examples, at a tenth of the way, half of it, at the target: 260, 150, 170.
+Noise scale, in examples, after a tenth of the training, after half of it, and at the target: 260, 150, 170.
 """
 
 from typing import TYPE_CHECKING
 
 from common.types import ApplicationSpec
+from workloads.applications.classification import classification_task
 from workloads.applications.interface import Task
 
 if TYPE_CHECKING:
@@ -43,7 +45,7 @@ DATA_SEED = 1
 
 TEMPLATE_POINTS, SIGNAL_POINTS = 12, 40
 PADDING_MIN, PADDING_MAX = 36, 60
-# Height of ten hand-drawn strokes, one a digit, at twelve equally spaced points.
+# The heights of ten hand-drawn strokes, one for each digit, at twelve equally spaced points.
 TEMPLATES = (
     (5, 7, 9, 8, 3, -3, -8, -9, -7, -3, 2, 5),
     (0, 1, 2, 3, 5, 7, 9, 6, 2, 1, 0, 0),
@@ -59,11 +61,11 @@ TEMPLATES = (
 
 
 def signals(count: int, seed: int) -> "tuple[np.ndarray, np.ndarray]":
-    """`count` signals, float32 [count, 40], and their digits, int64 [count], evenly spread over the ten.
+    """`count` signals, float32 [count, 40], and their digits, int64 [count], equally many of each.
 
     After Greydanus & Kobak 2024, "Scaling Down Deep Learning with MNIST-1D", section 2: a template of twelve
-    points is padded, scaled, translated around the padded length, disturbed by correlated and by white noise,
-    sheared, and sampled at 40 points. The templates are our own.
+    points is padded, scaled, translated cyclically, disturbed by correlated and by white noise, sheared, and
+    sampled at 40 points. The templates are our own.
     """
     import numpy as np
 
@@ -72,7 +74,7 @@ def signals(count: int, seed: int) -> "tuple[np.ndarray, np.ndarray]":
     length = TEMPLATE_POINTS + random.integers(PADDING_MIN, PADDING_MAX + 1, (count, 1))
     shift = random.random((count, 1)) * length
     place = (np.linspace(0, 1, SIGNAL_POINTS) * (length - 1) - shift) % length
-    # Beyond its last point a template is zero: one zero at each end lets one formula interpolate everywhere.
+    # A template is zero outside its points. One zero at each end lets one formula interpolate everywhere.
     heights = np.pad(np.array(TEMPLATES) / 10, ((0, 0), (1, 2)))
     place = np.minimum(place + 1, TEMPLATE_POINTS + 1)
     left = place.astype(np.int64)
@@ -91,24 +93,22 @@ def signals(count: int, seed: int) -> "tuple[np.ndarray, np.ndarray]":
 
 
 def build(seed: int, settings: dict[str, float]) -> Task:
-    """Signals and split are the same for every seed: seeds differ in weights and order, not in the task.
+    """Signals and split are the same for every seed: a seed changes weights and order, not the task.
 
-    A part `label_noise` of the training digits is replaced by random ones; held-out digits are clean.
+    The fraction `label_noise` of the training labels is replaced by random digits; held-out labels are
+    correct.
     """
     import numpy as np
     import torch
     from torch import nn
-    from torch.nn import functional
 
     numbers = SPEC.settings | settings
-    inputs, answers = signals(SPEC.examples + HELD_OUT, DATA_SEED)
+    inputs, labels = signals(SPEC.examples + HELD_OUT, DATA_SEED)
     random = np.random.default_rng(DATA_SEED + 1)
-    spoiled = random.random(len(answers)) < numbers["label_noise"]
-    spoiled[:HELD_OUT] = False
-    answers = np.where(spoiled, random.integers(0, len(TEMPLATES), len(answers)), answers)
-    signal, digit = torch.from_numpy(inputs)[:, None], torch.from_numpy(answers)
-    held_out_signal, train_signal = signal[:HELD_OUT], signal[HELD_OUT:]
-    held_out_digit, train_digit = digit[:HELD_OUT], digit[HELD_OUT:]
+    replaced = random.random(len(labels)) < numbers["label_noise"]
+    replaced[:HELD_OUT] = False
+    labels = np.where(replaced, random.integers(0, len(TEMPLATES), len(labels)), labels)
+    signal, digit = torch.from_numpy(inputs)[:, None], torch.from_numpy(labels)
 
     torch.manual_seed(seed)
     model = nn.Sequential(
@@ -129,22 +129,6 @@ def build(seed: int, settings: dict[str, float]) -> Task:
         if isinstance(layer, nn.Conv1d):
             nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
 
-    def loss(model: nn.Module, indices: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(model(train_signal[indices]), train_digit[indices])
-
-    def correct(model: nn.Module, indices: torch.Tensor) -> float:
-        answer = model(held_out_signal[indices]).argmax(dim=1)
-        return float((answer == held_out_digit[indices]).sum())
-
-    return Task(
-        model=model,
-        optimizer=torch.optim.SGD(
-            model.parameters(), lr=numbers["learning_rate"], momentum=numbers["momentum"]
-        ),
-        train_examples=len(train_signal),
-        held_out_examples=len(held_out_signal),
-        loss=loss,
-        metric_sum=correct,
-        metric=lambda mean: mean,
-        rate=lambda progress: 1.0,
+    return classification_task(
+        model, (signal[HELD_OUT:], digit[HELD_OUT:]), (signal[:HELD_OUT], digit[:HELD_OUT]), numbers
     )

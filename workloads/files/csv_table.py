@@ -1,16 +1,15 @@
-"""Workload tables: CSV files with one job a row, as published traces come.
+"""Workload tables: CSV files with one job per row, the form of published traces.
 
     name,time,application,num_replicas,batch_size
     cifar10-0,107,cifar10,6,2048
 
-`time` is the submission in seconds from the start; rows may be in any order, and at the same time. The
-columns may be in any order too, but these five, each once. Everything else of a job comes from its
-application.
+`time` is when the job is submitted, in seconds from the start. Rows may be in any order and may have the same
+time. The columns may be in any order, but must be exactly these five. Everything else about a job comes from
+its application.
 
-What is wrong with the file is an error here: a cell that is not what its column holds (replicas or a batch
-below 1, say), a name twice, an application that does not exist. What a well-formed row *asks for* is judged
-where it is submitted: a job that is impossible (a batch out of bounds, more replicas than there are slots) is
-refused there, with the reason, and the others go on.
+Reading reports only errors of the file: a cell that does not fit its column (such as replicas below 1), a
+repeated name, an unknown application. A job that is impossible (a batch out of bounds, more replicas than
+there are slots) is refused with the reason when it is submitted, and the other jobs go on.
 """
 
 import csv
@@ -36,10 +35,10 @@ MAX_WHOLE = 2**31 - 1
 
 
 def read_table(path: Path, applications: Mapping[str, ApplicationSpec]) -> Workload:
-    """The jobs of a table in order of submission, rows of the same time in the order of the file.
+    """The jobs of a table in order of submission; rows with the same time keep the order of the file.
 
-    Raises WorkloadError naming the file, the row (from 1, the header not counted) and its line, the column,
-    the value and what is allowed.
+    Raises WorkloadError naming the file, the row (from 1, without the header) and its line, the column, the
+    value and what is allowed.
     """
     arrivals: list[Arrival] = []
     row_of_name: dict[str, int] = {}
@@ -49,17 +48,17 @@ def read_table(path: Path, applications: Mapping[str, ApplicationSpec]) -> Workl
             name = arrival.spec.id
             first = row_of_name.setdefault(name, number)
             if first != number:
-                raise WorkloadError(f"name {name!r}: row {first} has it already; allowed: each name once")
+                raise WorkloadError(f"name {name!r}: already used in row {first}; allowed: each name once")
         except WorkloadError as error:
             raise WorkloadError(f"{path}: row {number} (line {line}): {error}") from error
         arrivals.append(arrival)
     if not arrivals:
-        raise WorkloadError(f"{path}: no rows under its header; a workload has at least one job")
+        raise WorkloadError(f"{path}: no rows below the header; a workload needs at least one job")
     return Workload(name=path.stem, seed=0, rows=tuple(sorted(arrivals, key=lambda row: row.at_s)))
 
 
 def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
-    """Line number and cells by column of each row; lines without a character are no rows."""
+    """Line number and cells by column of each row. Empty lines are skipped."""
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.reader(file, strict=True)
@@ -74,7 +73,7 @@ def _rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
                     if len(cells) != len(columns):
                         raise WorkloadError(
                             f"{path}: row {number} (line {reader.line_num}): {len(cells)} cells; allowed: "
-                            f"{len(columns)}, as the header has"
+                            f"{len(columns)}, as in the header"
                         )
                     yield reader.line_num, dict(zip(columns, cells, strict=True))
             except csv.Error as error:
@@ -135,7 +134,7 @@ def _whole(column: str, text: str) -> int:
 
 
 def _plain(text: str) -> str:
-    """Digits as other programs read them too. Raises ValueError."""
+    """The text, if other programs would read the same number from it. Raises ValueError."""
     if not text.isascii() or "_" in text:
         raise ValueError(text)
     return text

@@ -1,17 +1,17 @@
-"""The workload sets of the experiment, made from recipes, a seed, and what was measured of the applications.
+"""Generate the workload sets of the experiments from recipes, a seed and the measured profiles.
 
-A recipe says how many jobs come when, and how long they are; the seed decides the rest: which application
-each job has, its target, its arrival, its own seed, and what its user asks for. Two kinds of users ask for
-the same jobs: those of `tuned` have found out what suits them (`workloads.files.tuned_requests.tuned_request`), those of
-`realistic` ask as people do.
+A recipe says how many jobs there are, how long they are, and when they arrive. The seed decides the rest: the
+application, target, arrival and seed of each job, and what its user requests. Each set comes in two versions
+with the same jobs: `tuned` users know what suits their job (`workloads.files.tuned_requests`), `realistic`
+users ask as people do.
 
 The load of a set is
 
     sum over jobs of slot_seconds(job) / (slots of the cluster x seconds of the arrival window)
 
-where `slot_seconds` is what a job takes to its target in one slot, with the batch that takes least: its most
-efficient run. A job that has more replicas, or another batch, takes more, so that at a load of 1 there is no
-slot to waste. The window of a recipe is as long as makes the load of the set what the recipe says.
+where `slot_seconds` is the time of a job in one slot with its fastest batch, which is its most efficient run.
+With more replicas, or another batch, a job takes more slot-seconds, so at a load of 1 there is no slot to
+waste. The length of the arrival window is chosen so that the set has the load of its recipe.
 """
 
 import itertools
@@ -39,25 +39,25 @@ from workloads.files.workload_file import (
 
 REQUESTS = ("tuned", "realistic")
 HABIT = {1: 0.4, 2: 0.4, 4: 0.2}
-"""Replicas that users of `realistic` ask for, and how often: powers of two, small ones more often."""
+"""How often `realistic` users request this many replicas: powers of two, mostly small ones."""
 DAY = (2, 4, 7, 10, 12, 12, 8, 6, 9, 12, 12, 10, 7, 5, 4, 3, 3, 2, 2, 1, 1, 1, 1, 1)
-"""Arrivals by the hour, relative to each other, from 6 in the morning: a peak before noon, another one in
-the afternoon, and at night next to nobody."""
+"""Relative number of arrivals per hour, from 6 in the morning: a peak before noon, a second one in the
+afternoon, and very few at night."""
 TARGETS, TARGET_DECIMALS = 200, 3
-"""How many targets, from an application's easiest to its hardest, jobs choose from."""
+"""Jobs choose from this many targets, from the easiest of the application to the hardest."""
 BUDGET_PART = 0.5
-"""No job has a target whose median need is more than this part of its application's budget: seeds differ."""
+"""No target needs more than this fraction of the application's progress budget (median): seeds differ."""
 DECLARED = (2.0, 4.0)
-"""What jobs declare as their budget, over the need of their target: users know roughly how long a job takes,
-and are on the safe side, for a job that has spent its budget has failed."""
+"""The progress budget of a job, as a multiple of what its target needs. Users know roughly how long a job
+takes and add a margin, since a job that spends its budget fails."""
 MAX_SCATTER = 1.5
-"""No job has a target for which the median needs of two batch sizes differ by more than this factor. They
-should be equal; where the metric has all but stopped to improve, they are chance."""
+"""No target is used for which the median needs of two batch sizes differ by more than this factor. They
+should be equal; where the metric hardly improves any more, they depend on chance."""
 
 
 class Lengths(Struct, frozen=True):
-    """So many jobs whose targets need `low` to `high` times the progress that their application's own target
-    needs, drawn log-uniformly."""
+    """A number of jobs whose targets need `low` to `high` times the progress of their application's own
+    target, drawn log-uniformly."""
 
     jobs: int
     low: float
@@ -65,8 +65,8 @@ class Lengths(Struct, frozen=True):
 
 
 class Recipe(Struct, frozen=True):
-    """`pattern` is the rate of arrivals in equal parts of the window, relative to each other; each job's
-    arrival is drawn by itself, as in a Poisson process of which the count is known. Without `load` all jobs
+    """How to generate a set. `pattern` is the relative rate of arrivals in equal parts of the window.
+    Arrivals are drawn independently, as in a Poisson process with a known count. Without `load`, all jobs
     arrive at once."""
 
     name: str
@@ -76,8 +76,8 @@ class Recipe(Struct, frozen=True):
 
 
 MIXED = (Lengths(jobs=24, low=0.25, high=2.0),)
-"""The jobs of a cluster differ by orders of magnitude in length; ours as far as targets allow: with those
-that there are it comes to sevenfold."""
+"""In real clusters the lengths of jobs differ by orders of magnitude. Ours differ as much as the targets
+allow, by a factor of about seven."""
 MOSTLY_SHORT = (Lengths(jobs=20, low=0.3, high=0.75), Lengths(jobs=4, low=1.7, high=2.0))
 RECIPES = {
     recipe.name: recipe
@@ -93,11 +93,11 @@ RECIPES = {
 def generate(
     recipe: Recipe, requests: str, seed: int, profiles: Mapping[str, MeasuredProfile], nodes: int, slots: int
 ) -> Workload:
-    """The set of this recipe and seed for a cluster of `nodes` x `slots`, its jobs in order of arrival.
+    """Generate a set for a cluster of `nodes` x `slots`, its jobs in order of arrival.
 
-    `requests`, one of REQUESTS, decides what jobs ask for, and nothing else. The applications are those of
-    `profiles`, in numbers as equal as can be. Raises UserError where a profile has no target that can be
-    used, and WorkloadError where a job would not be accepted.
+    `requests`, one of REQUESTS, decides only what the jobs request. The jobs are spread as evenly as possible
+    over the applications of `profiles`. Raises UserError if a profile has no usable target, and WorkloadError
+    if a job would not be accepted.
     """
     jobs, times, habits, budgets = (
         np.random.default_rng([seed, zlib.crc32(recipe.name.encode()), stream]) for stream in range(4)
@@ -122,8 +122,8 @@ def generate(
 
 
 def needs_of(measured: MeasuredProfile) -> dict[float, float]:
-    """The targets that jobs of this application may have, and the progress that each needs: the median over
-    the batch sizes. Raises UserError where there is none, or the application's own target is never reached.
+    """The targets that jobs of this application may have, and the progress that each needs (median over the
+    batch sizes). Raises UserError if the application's own target is not among them.
     """
     spec = measured.spec
     spread = np.linspace(spec.target_min, spec.target_max, TARGETS).round(TARGET_DECIMALS).tolist()
@@ -137,14 +137,14 @@ def needs_of(measured: MeasuredProfile) -> dict[float, float]:
             needs[target] = need
     if spec.target not in needs:
         raise UserError(
-            f"{spec.name}: by its profile not all batch sizes reach its target {spec.target:g} alike, and "
-            f"within {BUDGET_PART:g} of its budget; calibrate it again"
+            f"{spec.name}: in its profile, not all batch sizes reach the target {spec.target:g} with similar "
+            f"progress and within {BUDGET_PART:g} of its budget; calibrate it again"
         )
     return needs
 
 
 def target_of(needs: Mapping[float, float], wanted: float) -> float:
-    """The target whose need is nearest to what is wanted, by ratio; of equally near ones the first."""
+    """The target whose need has the smallest ratio to the wanted progress; the first one of equals."""
     return min(needs, key=lambda target: abs(math.log(needs[target] / wanted)))
 
 
@@ -181,10 +181,10 @@ def _specs(
     random: np.random.Generator,
     budgets: np.random.Generator,
 ) -> list[JobSpec]:
-    """Of the jobs of a set, in order of arrival, with the requests that applications have by default.
+    """The jobs of a set in order of arrival, with the default requests of their applications.
 
-    Each application gets its share of the jobs; the longest are dealt first, to those of the applications
-    that have such long targets, for not all do. Where none has, one of them gets the hardest that it has."""
+    Each application gets an equal share of the jobs. The longest jobs are assigned first, to applications
+    that have such long targets. If none has, a job gets the hardest target of its application."""
     lengths = [
         math.exp(random.uniform(math.log(kind.low), math.log(kind.high)))
         for kind in recipe.lengths
@@ -196,8 +196,8 @@ def _specs(
     applications = {name: measured.spec for name, measured in profiles.items()}
     specs = []
     for length in sorted(lengths, reverse=True):
-        able = [name for name in names if longest[name] >= length] or names
-        name = able[random.integers(len(able))]
+        candidates = [name for name in names if longest[name] >= length] or names
+        name = candidates[random.integers(len(candidates))]
         names.remove(name)
         target = target_of(needs[name], length * needs[name][applications[name].target])
         budget = float(round(needs[name][target] * budgets.uniform(*DECLARED)))
@@ -210,7 +210,7 @@ def _specs(
 def _arrivals(
     pattern: Sequence[int], count: int, window_s: float, random: np.random.Generator
 ) -> list[float]:
-    """In order, in seconds."""
+    """Times of arrival in seconds, in order."""
     edges = np.linspace(0.0, window_s, len(pattern) + 1)
     reached = np.concatenate([[0.0], np.cumsum(pattern)]) / sum(pattern)
     drawn = np.sort(np.interp(random.random(count), reached, edges))

@@ -1,19 +1,19 @@
-"""Measured profiles of applications: what `coadapt calibrate` writes, read again.
+"""Read the measured profiles of applications that `coadapt calibrate` has written.
 
-    profiles/machine.toml                    where it was measured, and what starts, resizes and checks cost
+    profiles/machine.toml                    the machine, and what starts, resizes and verifications cost
     profiles/<app>/placements.csv            placement,local_bsz,step_time,sync_time[,pass_time]
     profiles/<app>/scalability.csv           num_nodes,num_replicas,local_bsz,step_time,sync_time[,pass_time]
     profiles/<app>/validation-<batch>.csv    progress,iteration,metric,grad_sqr,grad_var[,trusted]
 
-The columns are those of the traces that were published with Pollux. A placement's digits are the replicas on
-each of its nodes, in any rotation. Times are seconds on one slot of the machine, for the last pass of a step,
-for the all-reduce that is part of it, and for a pass by itself (where that is not there, the former less the
-latter). Validation has one row an evaluation: the best metric so far, and the gradient
-statistics, when trained at that total batch size, and which part of the trainings had statistics that could
-be trusted by then (where that is not there, all); progress is in AdaScale steps.
+The columns are those of the traces published with Pollux. The digits of a placement are the replicas on each
+of its nodes, in any rotation. Times are seconds on one slot of the machine: `step_time` is the last pass of a
+step, `sync_time` the all-reduce within it, and `pass_time` a pass by itself (if missing: step_time -
+sync_time). A validation file has one row per evaluation of trainings at that total batch size: the best
+metric so far, the gradient statistics, and the fraction of the trainings whose statistics were trusted (if
+missing: all). Progress is in AdaScale steps.
 
-A paced replica saves CPU time while it waits for others in the all-reduce, and spends it in the next pass: a
-step of a group may well take less than a pass and the all-reduce after each other.
+A paced replica saves CPU time while it waits in the all-reduce and spends it in the next pass. So a step of a
+group may take less time than a pass followed by the all-reduce.
 """
 
 import csv
@@ -31,43 +31,43 @@ from common.lifecycle import UserError
 from common.types import ApplicationSpec, GradientStatistics
 
 PROFILES = Path(__file__).parents[1] / "profiles"
-"""Those of our own applications."""
+"""The profiles of our own applications."""
 MACHINE_FILE = "machine.toml"
 TIMES = "step_time,sync_time"
 PASS = "pass_time"
 
 Placement = tuple[int, ...]
-"""Replicas on each node."""
+"""The replicas on each node."""
 
 
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
-    """What an application's jobs cost beside their steps; seconds, but for a ratio."""
+    """What the jobs of an application cost besides their steps. In seconds, except `step_overhead`."""
 
     start_s: float
-    """From the order for a job's first group to the beginning of its first step."""
+    """From the order for the first group of a job to the start of its first step."""
     resize_s: float
-    """Without a step, when a group is formed anew in place and its newcomers are ready."""
+    """Time without a step when a new group is formed in place and its newcomers are ready."""
     verify_s: float
     """From the start of the verifier to the verified completion."""
     evaluation_slot_s: float
-    """Of one replica that evaluates alone; several share the work."""
+    """An evaluation by one replica. Several replicas share the work."""
     evaluation_group_s: float = 0.0
-    """What an evaluation by several takes beside their shares."""
+    """Additional time of an evaluation by several replicas."""
     save_s: float = 0.0
-    """To save the state of a job whose replicas leave."""
+    """To save the state of a preempted job."""
     exit_s: float = 0.0
-    """From a replica's last act to its slot being free."""
+    """From the last action of a replica until its slot is free."""
     step_overhead: float = 1.0
-    """Mean over median time of a step, evaluations left out: what is told of steps are medians."""
+    """Mean time of a step / median time, without evaluations. Step times in the files are medians."""
 
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
-    """Where profiles were measured. What else the file says is not read here."""
+    """The machine where profiles were measured. Other keys of the file are ignored."""
 
     slot_speed: float
     nodes: int
     slots: int
-    """Of a node."""
+    """Slots of a node."""
     applications: dict[str, Costs]
 
 
@@ -89,11 +89,11 @@ def read_machine(folder: Path) -> Machine:
     for name, costs in machine.applications.items():
         for field, seconds in msgspec.structs.asdict(costs).items():
             if not 0 <= seconds < math.inf:
-                raise UserError(f"{path}: applications.{name}: {field} {seconds}: allowed: from 0 on")
+                raise UserError(
+                    f"{path}: applications.{name}: {field} {seconds}: allowed: finite, at least 0"
+                )
         if not costs.step_overhead:
-            raise UserError(
-                f"{path}: applications.{name}: step_overhead 0: allowed: above 0, as it is a ratio"
-            )
+            raise UserError(f"{path}: applications.{name}: step_overhead 0: allowed: above 0 (it is a ratio)")
     return machine
 
 
@@ -102,10 +102,10 @@ def read_profiles(
     applications: Mapping[str, ApplicationSpec],
     step_factors: Mapping[str, float] | None = None,
 ) -> dict[str, "MeasuredProfile"]:
-    """The profiles of those of the applications that were measured, by name. `step_factors`: what some of
-    them take for a step on another day, over what was measured.
+    """The profiles of the measured applications among `applications`, by name. `step_factors`: for some of
+    them, the factor by which steps take longer than measured, such as on another day.
 
-    Raises UserError naming the file, the line and what is needed, also where there is none of them."""
+    Raises UserError naming the file, the line and what is needed, also if none of them was measured."""
     costs = read_machine(folder).applications
     factors = step_factors or {}
     found = {
@@ -122,8 +122,8 @@ def read_profiles(
 
 
 def read_columns(path: Path, columns: str, optional: str = "") -> list[list[float]]:
-    """These columns of a table, as numbers, and the optional one where there is one. Raises UserError naming
-    the file and the line."""
+    """These columns of a table as numbers, followed by the optional column if the table has it. Raises
+    UserError naming the file and the line."""
     try:
         with path.open(newline="") as file:
             reader = csv.DictReader(file)
@@ -141,7 +141,7 @@ def read_columns(path: Path, columns: str, optional: str = "") -> list[list[floa
 
 
 def validation_files(folder: Path) -> dict[int, Path]:
-    """By total batch size, in order. Raises UserError where there is none."""
+    """The validation files by total batch size, in ascending order. Raises UserError if there is none."""
     files = {
         int(batch): path
         for path in folder.glob("validation-*.csv")
@@ -153,12 +153,13 @@ def validation_files(folder: Path) -> dict[int, Path]:
 
 
 class StepTimes:
-    """Step times of one application, read from a folder of its profile.
+    """The step times of one application.
 
-    A placement that was measured is interpolated over the local batch; any other one by `elsewhere`."""
+    Times of a measured placement are interpolated over the atomic batch size; see `elsewhere` for the
+    others."""
 
     def __init__(self, folder: Path) -> None:
-        """Raises UserError."""
+        """Read the tables of a profile. Raises UserError."""
         self.folder = folder
         placements = _read_times(folder / "placements.csv", "placement,local_bsz")
         scalability = _read_times(folder / "scalability.csv", "num_nodes,num_replicas,local_bsz")
@@ -172,12 +173,13 @@ class StepTimes:
             groups[nodes, sum(placement), int(size)].append(tuple(times))
         self.points = [(*key, *np.mean(groups[key], axis=0)) for key in sorted(groups)]
         self.points += [tuple(row) for row in scalability]
-        """(nodes, replicas, local batch, times...), means over the placements of a group."""
+        """(nodes, replicas, atomic batch, times...), averaged over all placements with these numbers."""
         self._known: dict[tuple[Placement, int], tuple[float, ...]] = {}
         self._groups: dict[int, dict[int, list[tuple[float, ...]]]] = {}
 
     def times(self, placement: Placement, atomic: int) -> tuple[float, ...]:
-        """Of a step's last pass, of the synchronisation in it, and of a pass that only accumulates."""
+        """Seconds of the last pass of a step, of the synchronisation in it, and of a pass that only
+        accumulates. Raises UserError for a group that is larger than measured."""
         known = self._known.get((placement, atomic))
         if known is None:
             rows = self.measured.get(_key(placement))
@@ -188,8 +190,9 @@ class StepTimes:
         return known
 
     def elsewhere(self, placement: Placement, atomic: int) -> tuple[float, ...]:
-        """On as many nodes, or on the most that were measured: linear between the next smaller and the next
-        larger group. Raises UserError for a larger one than was measured."""
+        """Times of a placement that was not measured: interpolated between the next smaller and the next
+        larger group on as many nodes, or on the most nodes measured. Raises UserError for a group that is
+        larger than measured."""
         if not self._groups:
             for nodes, replicas, *row in sorted(self.points):
                 self._groups.setdefault(int(nodes), {}).setdefault(int(replicas), []).append(tuple(row))
@@ -206,7 +209,7 @@ class StepTimes:
     def unknown(self, placement: Placement, atomic: int) -> UserError:
         return UserError(
             f"{self.folder.name}: the tables say nothing of {sum(placement)} replicas on {len(placement)} "
-            f"nodes with {atomic} examples a pass"
+            f"nodes with {atomic} examples per pass"
         )
 
 
@@ -218,7 +221,7 @@ def _read_times(path: Path, keys: str) -> list[list[float]]:
 
 
 def _key(placement: Placement) -> str:
-    """Its digits in the smallest rotation, without zeros."""
+    """The digits of a placement without zeros, in their smallest rotation."""
     filled = tuple(count for count in placement if count)
     return "".join(map(str, min((filled[i:] + filled[:i] for i in range(len(filled))), default=())))
 
@@ -228,8 +231,8 @@ def _over_sizes(rows: Sequence[tuple[float, ...]], atomic: int) -> tuple[float, 
     return tuple(float(np.interp(atomic, sizes, seconds)) for seconds in times_s)
 
 
-class _Course(msgspec.Struct, frozen=True):
-    """Trainings at one total batch: metric and statistics over progress, which grows."""
+class ValidationCurve(msgspec.Struct, frozen=True):
+    """Trainings at one total batch size: metric and gradient statistics over progress, which increases."""
 
     progress: list[float]
     metric: list[float]
@@ -237,10 +240,11 @@ class _Course(msgspec.Struct, frozen=True):
     var: list[float]
     trusted: list[float]
     first_gain: float
-    """Of the steps up to the first row, on average."""
+    """Mean gain of the steps up to the first row."""
 
     def at(self, progress: float) -> tuple[float, float, float, float]:
-        """Metric, square, variance, trusted part; linear between the rows, constant before and after them."""
+        """Metric, sqr, var and trusted fraction: interpolated between the rows, constant before and after
+        them."""
         k = bisect_right(self.progress, progress)
         low, high = max(k - 1, 0), min(k, len(self.progress) - 1)
         begin, end = self.progress[low], self.progress[high]
@@ -253,18 +257,18 @@ class _Course(msgspec.Struct, frozen=True):
 
 
 class MeasuredProfile:
-    """An application as it was measured."""
+    """The measured profile of one application."""
 
     def __init__(self, folder: Path, spec: ApplicationSpec, costs: Costs, step_factor: float = 1.0) -> None:
-        """Raises UserError."""
+        """Read the profile from its folder. Raises UserError."""
         self.spec, self.costs, self.step_factor = spec, costs, step_factor
         self._times = StepTimes(folder)
         self.most_replicas = int(max(point[1] for point in self._times.points))
         """The largest group that was measured."""
-        self._courses = {batch: _read_course(path) for batch, path in validation_files(folder).items()}
-        self.batches = tuple(self._courses)
-        """The total batch sizes that were trained with, in order."""
-        self._between: dict[int, _Course] = {}
+        self._curves = {batch: _read_curve(path) for batch, path in validation_files(folder).items()}
+        self.batches = tuple(self._curves)
+        """The total batch sizes of the trainings, in ascending order."""
+        self._between: dict[int, ValidationCurve] = {}
 
     def times(self, placement: Placement, atomic: int) -> tuple[float, float]:
         """Seconds of the last pass of a step, and of the synchronisation that is part of it."""
@@ -281,57 +285,59 @@ class MeasuredProfile:
         return last_s + accumulation * self.pass_s(placement, atomic) if accumulation else last_s
 
     def mean_step_s(self, placement: Placement, atomic: int, accumulation: int) -> float:
-        """What steps take one after the other, evaluations left out."""
+        """Mean seconds of a step in a sequence of steps, without evaluations."""
         return self.step_s(placement, atomic, accumulation) * self.costs.step_overhead
 
     def evaluation_s(self, replicas: int) -> float:
-        beside_s = self.costs.evaluation_group_s if replicas > 1 else 0.0
-        return self.step_factor * (self.costs.evaluation_slot_s / replicas + beside_s)
+        """Seconds of one evaluation by this many replicas."""
+        group_s = self.costs.evaluation_group_s if replicas > 1 else 0.0
+        return self.step_factor * (self.costs.evaluation_slot_s / replicas + group_s)
 
     def gain(self, batch: int, progress: float, scale: float) -> float:
-        """Of a step at this scale, which is that of the batch but for the last step of an epoch: AdaScale's,
-        as common.goodput.model has it for arrays; before the first row, whose statistics are of later, at
-        most what the steps up to there were worth on average."""
-        course = self._course(batch)
-        _, sqr, var, _ = course.at(progress)
+        """AdaScale's gain of a step at this scale (batch / M0, except for the last step of an epoch), as
+        `common.goodput.model.gain` computes it for arrays. Before the first row there are no statistics yet,
+        so the gain is at most the mean gain up to that row."""
+        curve = self._curve(batch)
+        _, sqr, var, _ = curve.at(progress)
         gain = (var + sqr) / (var / scale + sqr)
-        return min(gain, course.first_gain) if progress < course.progress[0] else gain
+        return min(gain, curve.first_gain) if progress < curve.progress[0] else gain
 
     def statistics(self, batch: int, progress: float) -> GradientStatistics:
-        """When trained at this total batch up to this progress; trusted if those of half the jobs were."""
-        _, sqr, var, trusted = self._course(batch).at(progress)
+        """Gradient statistics after training at this total batch to this progress. They are trusted if those
+        of at least half the trainings were."""
+        _, sqr, var, trusted = self._curve(batch).at(progress)
         return GradientStatistics(sqr=sqr, var=var, trusted=trusted >= 0.5)
 
     def metric(self, batch: int, progress: float) -> float:
         """The best metric up to this progress."""
-        return self._course(batch).at(progress)[0]
+        return self._curve(batch).at(progress)[0]
 
     def needed_progress(self, batch: int, target: float) -> float:
-        """The median progress at which an evaluation first meets the target; infinity where none did. For a
-        batch between two that were trained with, linear between theirs, where both met it."""
+        """Median progress at which an evaluation first meets the target; infinity if none does. Interpolated
+        between the two nearest measured batch sizes, if both meet it."""
         low, high, share = self._neighbours(batch)
-        below, above = (self._need(self._courses[b], target) for b in (low, high))
+        below, above = (self._need(self._curves[b], target) for b in (low, high))
         if share == 0 or below == above:
             return below
         return math.inf if math.inf in (below, above) else below + share * (above - below)
 
-    def _need(self, course: _Course, target: float) -> float:
+    def _need(self, curve: ValidationCurve, target: float) -> float:
         better = self.spec.metric_mode == "max"
         meets = (
             progress
-            for progress, metric in zip(course.progress, course.metric, strict=True)
+            for progress, metric in zip(curve.progress, curve.metric, strict=True)
             if (metric >= target if better else metric <= target)
         )
         return next(meets, math.inf)
 
-    def _course(self, batch: int) -> _Course:
-        """Between two batches that were trained with: linear between theirs, at equal progress."""
+    def _curve(self, batch: int) -> ValidationCurve:
+        """The curve of a batch size, interpolated between the two nearest measured ones at equal progress."""
         known = self._between.get(batch)
         if known is None:
             low, high, share = self._neighbours(batch)
-            known = self._courses[low]
+            known = self._curves[low]
             if share > 0:
-                other = self._courses[high]
+                other = self._curves[high]
                 progress = sorted({*known.progress, *other.progress})
                 mixed = [
                     [a + share * (b - a) for a, b in zip(known.at(p), other.at(p), strict=True)]
@@ -339,19 +345,20 @@ class MeasuredProfile:
                 ]
                 metric, sqr, var, trusted = map(list, zip(*mixed, strict=True))
                 first_gain = known.first_gain + share * (other.first_gain - known.first_gain)
-                known = _Course(progress, metric, sqr, var, trusted, first_gain)
+                known = ValidationCurve(progress, metric, sqr, var, trusted, first_gain)
             self._between[batch] = known
         return known
 
     def _neighbours(self, batch: int) -> tuple[int, int, float]:
-        """The next smaller and larger batch that were trained with, and how far between them this one is."""
+        """The nearest smaller and larger measured batch sizes, and how far between them this one lies (0 to
+        1)."""
         high = next((b for b in self.batches if b >= batch), self.batches[-1])
         low = next((b for b in reversed(self.batches) if b <= batch), self.batches[0])
         share = (batch - low) / (high - low) if high > low else 0.0
         return low, high, share
 
 
-def _read_course(path: Path) -> _Course:
+def _read_curve(path: Path) -> ValidationCurve:
     rows = read_columns(path, "progress,iteration,metric,grad_sqr,grad_var", "trusted")
     progress, iterations, *columns = (list(column) for column in zip(*rows, strict=True))
     if any(after <= before for before, after in pairwise(progress)):
@@ -362,4 +369,4 @@ def _read_course(path: Path) -> _Course:
         raise UserError(f"{path}: needs rows with a grad_sqr or a grad_var above 0")
     metric, sqr, var, *trusted = columns
     of_half = trusted[0] if trusted else [1.0] * len(progress)
-    return _Course(progress, metric, sqr, var, of_half, progress[0] / iterations[0])
+    return ValidationCurve(progress, metric, sqr, var, of_half, progress[0] / iterations[0])

@@ -1,7 +1,8 @@
-"""What suits a job by what was measured of its application: its work, and the request of a user who knows.
+"""The work of a job, and the request of a user who has tuned it, from the measured profile of its
+application.
 
-Goodput here is progress a second, gain(statistics, batch / M0) / step time, with the statistics of the
-middle of the training to the job's target; replicas are packed on as few nodes as they fit on.
+Goodput here is progress per second: gain(statistics, batch / M0) / step time, with the gradient statistics in
+the middle of the training. Replicas are packed on as few nodes as possible.
 """
 
 import math
@@ -14,20 +15,20 @@ from common.types import JobConfig, JobSpec, batch_config
 from workloads.files.measured_profile import MeasuredProfile
 
 LEAST_OF_LINEAR, MOST_OF_LINEAR = 0.5, 0.8
-"""Of the ideal speedup: what a well-chosen number of replicas reaches."""
+"""A well-chosen number of replicas reaches a fraction of the ideal speedup between these two."""
 BATCHES = 25
-"""Batch sizes that are tried, in equal ratios from the smallest to the largest."""
+"""How many batch sizes are tried, in equal ratios from the smallest to the largest."""
 
 
 def tuned_request(
     measured: MeasuredProfile, job: JobSpec, nodes: int, slots: int, random: np.random.Generator
 ) -> tuple[int, int]:
-    """Replicas and total batch size of an ideally tuned job (Pollux, section 5.2): numbers of replicas are
-    valid that reach 50-80% of the ideal speedup over one replica, each with its best batch; one of these, any
-    with equal chance, and the best batch for it.
+    """Replicas and total batch size that an expert would request (Pollux, section 5.2).
 
-    Where no number is valid (one replica reaches 100%, and two may be below 50%), the one that is nearest to
-    being so; of equally near ones the smallest.
+    A number of replicas is valid if it reaches 50-80% of the ideal speedup over one replica, each with its
+    best batch. The request is a random valid number and the best batch for it. If no number is valid (one
+    replica reaches 100%, and two may be below 50%), it is the one nearest to the range, the smallest of
+    equals.
     """
     speedups = speedups_of(measured, job, nodes, slots)
     outside = {
@@ -41,16 +42,17 @@ def tuned_request(
 
 
 def speedups_of(measured: MeasuredProfile, job: JobSpec, nodes: int, slots: int) -> dict[int, float]:
-    """By number of replicas: the goodput with the best batch, over that of one replica with its own."""
+    """The speedup by number of replicas: goodput with the best batch, relative to one replica with its best
+    batch."""
     most = min(nodes * slots, job.max_replicas, measured.most_replicas)
     rates = {replicas: best_batch(measured, job, replicas, slots)[0] for replicas in range(1, most + 1)}
     return {replicas: rate / rates[1] for replicas, rate in rates.items()}
 
 
 def best_batch(measured: MeasuredProfile, job: JobSpec, replicas: int, slots: int) -> tuple[float, int]:
-    """The highest goodput of so many replicas, in progress a second, and the total batch size it takes.
+    """The highest goodput of this many replicas, in progress per second, and the total batch size for it.
 
-    Raises UserError where they can share no batch."""
+    Raises UserError if they can share no batch."""
     middle = measured.needed_progress(job.min_batch_size, job.target) / 2
     rates = {}
     for config in configs(job, replicas):
@@ -66,10 +68,11 @@ def best_batch(measured: MeasuredProfile, job: JobSpec, replicas: int, slots: in
 
 
 def slot_seconds(measured: MeasuredProfile, job: JobSpec) -> float:
-    """What the job takes in one slot to its target, evaluations included, with the batch that takes least.
+    """How long the job takes to its target in one slot, with the fastest batch; infinity if it never gets
+    there.
 
-    Every batch size takes the progress that was measured for it, in steps of their median time; start,
-    verification and what lies between two steps are not counted.
+    The time is that of the steps that the measured progress takes, at their median time, and of the
+    evaluations. Start, verification and the time between steps are not counted.
     """
     middle = measured.needed_progress(job.min_batch_size, job.target) / 2
     seconds = []
@@ -85,10 +88,10 @@ def slot_seconds(measured: MeasuredProfile, job: JobSpec) -> float:
 
 
 def configs(job: JobSpec, replicas: int) -> list[JobConfig]:
-    """Splits of each batch size that is tried; none where so many replicas can share none."""
+    """One split for each batch size that is tried; empty if this many replicas can share no batch."""
     smallest = max(job.min_batch_size, replicas * job.min_atomic_batch)
     spread = np.geomspace(smallest, max(job.max_batch_size, smallest), BATCHES).round().astype(int).tolist()
-    # The largest batch of so many passes: what is just above it takes one more.
+    # The largest batch for each number of passes: a slightly larger one would need one more pass.
     full = range(replicas * job.max_atomic_batch, job.max_batch_size, replicas * job.max_atomic_batch)
     configs = []
     for total in sorted({*spread, *(total for total in full if total >= smallest)}):

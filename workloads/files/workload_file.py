@@ -1,19 +1,19 @@
-"""Workload files: who submits what, and when.
+"""Workload files: which jobs are submitted, and when.
 
-A workload file is TOML: `name`, `seed`, and one `[[job]]` table a job. Only `application` is required;
-what a row leaves out comes from its application:
+A workload file is TOML: `name`, `seed`, and one `[[job]]` table per job. Only `application` is required. The
+application provides what a job leaves out:
 
     name = "two-jobs"
     seed = 1
 
     [[job]]
     application = "digits-cnn"
-    at_s = 0.0          # seconds after the first submission could be made
+    at_s = 0.0          # seconds after the start of the workload
     replicas = 2
     settings = { learning_rate = 0.1 }
 
-`check_spec` is the one place where a job's fields are judged: clients call it before they submit
-anything, the scheduler calls it again.
+Only `check_spec` decides whether a job is acceptable: clients call it before they submit a job, and the
+scheduler calls it again.
 """
 
 import math
@@ -38,18 +38,20 @@ from common.types import (
 MAX_SEED = 2**31 - 1
 MAX_PROGRESS = 1e9
 MAX_TIME_S = 1e9
-"""The latest arrival. At times far beyond it a clock no longer tells one step from the next."""
+"""The latest arrival. Far beyond it, floating-point clocks could no longer separate one step from the
+next."""
 MAX_SHOWN_CHARS = 80
 
 Table = TypeVar("Table", bound=Struct)
 
 
 class WorkloadError(UserError):
-    """A workload or a job that cannot be used; one line that says where, which value, what is allowed."""
+    """A workload or a job cannot be used. The text is one line: where, which value, what is allowed."""
 
 
 class JobFields(Struct, frozen=True):
-    """What a user may say of a job, a row of a workload file; None leaves it to the application."""
+    """The fields that a user may set, in a row of a workload file or in a request. None: the application
+    decides."""
 
     application: str
     id: str | None = None
@@ -68,21 +70,21 @@ class JobFields(Struct, frozen=True):
 
 
 class Arrival(Struct, frozen=True):
-    """A job, and when it is submitted: seconds after the start of its workload."""
+    """A job and its time of submission, in seconds after the start of the workload."""
 
     at_s: float
     spec: JobSpec
 
 
 class Workload(Struct, frozen=True):
-    """`rows` are in order of arrival."""
+    """A named list of jobs; `rows` are in order of arrival."""
 
     name: str
     seed: int
     rows: tuple[Arrival, ...]
 
 
-class _File(Struct, frozen=True):
+class WorkloadTables(Struct, frozen=True):
     name: str | None = None
     seed: int = 0
     job: list[dict[str, Any]] = msgspec.field(default_factory=list)
@@ -91,15 +93,15 @@ class _File(Struct, frozen=True):
 def read_workload(
     path: Path, applications: Mapping[str, ApplicationSpec], slots: int | None = None
 ) -> Workload:
-    """The workload of a file, every row complete and checked; `slots` is the size of the cluster, if known.
+    """Read a workload file, complete and check every job. `slots` is the size of the cluster; None: unknown.
 
-    Raises WorkloadError naming the file, the row (from 1), the field, its value and what is allowed.
+    Raises WorkloadError naming the file, the job (from 1), the field, its value and what is allowed.
     """
     file = _read_file(path)
     name = path.stem if file.name is None else file.name
     problems = name_problems("name", name) + _range_problems("seed", file.seed, 0, MAX_SEED)
     if not file.job:
-        problems.append("no [[job]] in it; a workload has at least one")
+        problems.append("no [[job]] in it; a workload needs at least one")
     if problems:
         raise WorkloadError(f"{path}: {'; '.join(problems)}")
     rows: list[Arrival] = []
@@ -109,7 +111,7 @@ def read_workload(
             arrival = _arrival(row, number, file.seed, applications, slots)
             first = row_of_id.setdefault(arrival.spec.id, number)
             if first != number and rows[first - 1].spec != arrival.spec:
-                raise WorkloadError(f"id {arrival.spec.id!r}: job {first} has it with another specification")
+                raise WorkloadError(f"id {arrival.spec.id!r}: used by job {first} with another specification")
         except WorkloadError as error:
             raise WorkloadError(f"{path}: job {number}: {error}") from error
         rows.append(arrival)
@@ -122,7 +124,7 @@ def single_job(
     applications: Mapping[str, ApplicationSpec],
     slots: int | None = None,
 ) -> Workload:
-    """A workload of one job that arrives at once, described by `JobFields`. Raises WorkloadError."""
+    """A workload of one job that arrives at once; `fields` are those of JobFields. Raises WorkloadError."""
     row = {"id": default_id, **fields}
     return Workload(name=default_id, seed=0, rows=(_arrival(row, 0, 0, applications, slots),))
 
@@ -130,10 +132,10 @@ def single_job(
 def complete_spec(
     fields: JobFields, applications: Mapping[str, ApplicationSpec], default_id: str, default_seed: int
 ) -> JobSpec:
-    """The job with its application's defaults filled in; not checked yet.
+    """The job with the defaults of its application filled in, but not checked.
 
-    A job that asks for no batch size gets M0, or the least that its replicas can share. Raises
-    WorkloadError for an application that does not exist: it has no defaults.
+    A job that requests no batch size gets M0, or the smallest batch that its replicas can share. Raises
+    WorkloadError for an unknown application.
     """
     application = applications.get(fields.application)
     if application is None:
@@ -161,9 +163,9 @@ def complete_spec(
 def check_spec(
     spec: JobSpec, applications: Mapping[str, ApplicationSpec], slots: int | None = None
 ) -> list[str]:
-    """Everything that is wrong with a job, each as field, value and what is allowed; empty: acceptable.
+    """All problems of a job, each with field, value and what is allowed. Empty: the job is acceptable.
 
-    `slots` is the number of slots of the cluster; None where it is not known.
+    `slots` is the size of the cluster; None: unknown.
     """
     problems = name_problems("id", spec.id)
     application = applications.get(spec.application)
@@ -179,11 +181,11 @@ def check_spec(
 
 
 def shown(value: object) -> str:
-    """The value as a user can find it again: quoted, without control characters, not endless."""
+    """The value in a form that a user can search for: quoted, without control characters, shortened."""
     return printable(repr(value), MAX_SHOWN_CHARS)
 
 
-def _read_file(path: Path) -> _File:
+def _read_file(path: Path) -> WorkloadTables:
     try:
         table = msgspec.toml.decode(path.read_bytes())
     except OSError as error:
@@ -191,13 +193,13 @@ def _read_file(path: Path) -> _File:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise WorkloadError(f"{path}: not valid TOML: {error}") from error
     try:
-        return _convert(table, _File)
+        return _convert(table, WorkloadTables)
     except WorkloadError as error:
         raise WorkloadError(f"{path}: {error}") from error
 
 
 def _convert(table: dict[str, Any], kind: type[Table]) -> Table:
-    """A table of a file as a struct, field by field, so that an error can name the field and the value."""
+    """Convert a table to a struct field by field, so that an error can name the field and the value."""
     fields = {field.name: field for field in msgspec.structs.fields(kind)}
     values = {}
     for key, value in table.items():
@@ -209,7 +211,7 @@ def _convert(table: dict[str, Any], kind: type[Table]) -> Table:
             raise WorkloadError(f"{key} {shown(value)}: {error}") from error
     for field in fields.values():
         if field.required and field.name not in values:
-            raise WorkloadError(f"{field.name}: missing, and required")
+            raise WorkloadError(f"{field.name}: missing; it is required")
     return kind(**values)
 
 
@@ -244,7 +246,7 @@ def name_problems(field: str, name: str) -> list[str]:
 
 
 def _range_problems(field: str, value: float, low: float, high: float) -> list[str]:
-    """A value that is not a number is in no range."""
+    """The problem of a value outside low..high, if any. NaN is outside."""
     return [] if low <= value <= high else [f"{field} {shown(value)}: allowed: {_range(low, high)}"]
 
 
@@ -270,7 +272,7 @@ def _settings_problems(settings: Mapping[str, float], application: ApplicationSp
 
 
 def _bounds_problems(spec: JobSpec, application: ApplicationSpec) -> list[str]:
-    """What is wrong with the bounds that a policy would have to keep."""
+    """Problems of the bounds within which a policy may choose."""
     problems = _range_problems(
         "min_batch_size", spec.min_batch_size, application.initial_batch_size, application.max_batch_size
     )
@@ -292,7 +294,7 @@ def _bounds_problems(spec: JobSpec, application: ApplicationSpec) -> list[str]:
 
 
 def _request_problems(spec: JobSpec, slots: int | None) -> list[str]:
-    """What is wrong with the replicas and the batch size that were asked for, within sound bounds."""
+    """Problems of the requested replicas and batch size, given valid bounds."""
     problems = _range_problems(
         "max_replicas", spec.max_replicas, 1, spec.max_batch_size // spec.min_atomic_batch
     )
@@ -302,7 +304,7 @@ def _request_problems(spec: JobSpec, slots: int | None) -> list[str]:
     problems += _range_problems("batch_size", spec.batch_size, spec.min_batch_size, spec.max_batch_size)
     if problems:
         return problems
-    if not can_share(spec.replicas, spec) or not _as_asked(spec):
+    if not can_share(spec.replicas, spec) or not _fits_request(spec):
         problems.append(
             f"batch_size {spec.batch_size}: {spec.replicas} replicas cannot share it with "
             f"{spec.min_atomic_batch} to {spec.max_atomic_batch} examples a pass and a total of "
@@ -311,8 +313,9 @@ def _request_problems(spec: JobSpec, slots: int | None) -> list[str]:
     return problems
 
 
-def _as_asked(spec: JobSpec) -> bool:
-    """Whether the requested replicas train with the requested batch, up to the rounding of their passes."""
+def _fits_request(spec: JobSpec) -> bool:
+    """Whether the requested replicas can train with the requested batch, except for rounding to equal
+    passes."""
     config = batch_config(spec.batch_size, spec.replicas, spec)
     rounding = spec.replicas * (config.accumulation + 1)
     return abs(config.total_batch(spec.replicas) - spec.batch_size) < rounding

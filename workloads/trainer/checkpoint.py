@@ -1,8 +1,9 @@
-"""Training state on disk: atomic, digested, two generations, and never silently ignored.
+"""Checkpoints: training state on disk, written atomically and protected by a digest.
 
-A checkpoint is one file: a line that says what it is, the SHA-256 of the rest, and the rest. It is
-written under another name, forced to disk and renamed, so that a name never stands for half a file. The two
-newest are kept. A file that cannot be used is renamed to `broken-...`: neither tried nor counted again.
+A checkpoint is one file: a line that identifies the format, the SHA-256 digest of the payload, and the
+payload. It is written under another name, forced to disk and renamed, so a file with the final name is always
+complete. The two newest are kept. A file that cannot be used is reported and renamed to `broken-...`, so that
+it is neither tried nor counted again.
 """
 
 import contextlib
@@ -17,27 +18,28 @@ from pathlib import Path
 MAGIC = b"coadapt checkpoint 1\n"
 DIGEST_CHARS = 64
 UNFINISHED = "saving"
-"""Name of a checkpoint that is being written: always the same, so that killed processes leave one at most."""
+"""Name of a checkpoint that is being written. It is always the same, so killed processes leave at most
+one."""
 KEPT = 2
 LOCK_TIMEOUT_S = 5.0
-"""So long one who saves may keep others from it; one who was stopped meanwhile would do so for ever."""
+"""How long a replica waits for another one that is saving, since that one may have been stopped."""
 
 
 class CheckpointError(Exception):
-    """A checkpoint cannot be used, or not be saved; the text says why."""
+    """A checkpoint cannot be used or cannot be saved; the text says why."""
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedCheckpoint:
     path: Path
     digest: str
     size_bytes: int
     save_s: float
 
 
-def save(folder: Path, steps: int, payload: bytes) -> Saved:
-    """Write the state after `steps` steps; older ones but the last are removed. Raises OSError, and then
-    everything is as before."""
+def save(folder: Path, steps: int, payload: bytes) -> SavedCheckpoint:
+    """Write the state after `steps` steps and remove all but the newest KEPT checkpoints. Raises OSError, and
+    then leaves the folder as it was."""
     start_s = time.monotonic()
     path = folder / f"checkpoint-{steps:010d}"
     digest = hashlib.sha256(payload).hexdigest()
@@ -57,38 +59,38 @@ def save(folder: Path, steps: int, payload: bytes) -> Saved:
         _sync_folder(folder)
         for old in [p for p in saved_in(folder) if p != path][KEPT - 1 :]:
             old.unlink(missing_ok=True)
-    return Saved(path, digest, path.stat().st_size, time.monotonic() - start_s)
+    return SavedCheckpoint(path, digest, path.stat().st_size, time.monotonic() - start_s)
 
 
 def read(path: Path) -> bytes:
-    """The payload. Raises CheckpointError."""
+    """The payload of a checkpoint. Raises CheckpointError."""
     try:
         data = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"cannot be read: {error.strerror}") from error
     start = len(MAGIC) + DIGEST_CHARS + 1
     if not data.startswith(MAGIC) or len(data) < start:
-        raise CheckpointError("is not a checkpoint, or the start of one")
+        raise CheckpointError("is not a checkpoint, or only the beginning of one")
     digest = data[len(MAGIC) : start - 1].decode("ascii", "replace")
     payload = data[start:]
     if hashlib.sha256(payload).hexdigest() != digest:
-        raise CheckpointError(f"is damaged: its {len(payload)} bytes do not have the digest that it names")
+        raise CheckpointError(f"is damaged: its {len(payload)} bytes do not match its digest")
     return payload
 
 
 def saved_in(folder: Path) -> list[Path]:
-    """Newest first."""
+    """The checkpoints of a folder, newest first."""
     return sorted(folder.glob("checkpoint-*"), reverse=True)
 
 
 def load_newest(
     folder: Path, named: str, load: Callable[[bytes], None], on_fallback: Callable[[str, str, str], None]
 ) -> Path | None:
-    """Give the newest checkpoint that can be used to `load`; None when there is none.
+    """Pass the payload of the newest usable checkpoint to `load` and return its path; None if there is none.
 
-    `named` is the one that somebody promised would be there, or "". For each one that is passed over
-    `on_fallback(path, tried next or "" for from the start, reason)` is called. `load` may raise
-    CheckpointError.
+    `named` is a checkpoint that should exist although it may be in another folder, or "". `load` may raise
+    CheckpointError. For each checkpoint that cannot be used, `on_fallback(path, fallback, reason)` is called;
+    `fallback` is the one tried next, or "" for none.
     """
     found = {*saved_in(folder), *([Path(named)] if named else [])}
     candidates = sorted(found, key=lambda path: path.name, reverse=True)
@@ -105,18 +107,21 @@ def load_newest(
 
 
 class StateLock:
-    """Held by every replica that has a job's state in memory, so that whoever has none and means to read
-    the disk knows whether somebody is still about to save. The system releases it when a process dies."""
+    """A file lock that every replica with the job's state in memory holds as a shared lock.
+
+    A replica that wants to read the state from disk takes it exclusively, and so knows that no other replica
+    can still be about to save. The system releases the lock when a process dies.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._fd = os.open(folder / "state.lock", os.O_RDWR | os.O_CREAT, 0o644)
 
     def try_alone(self) -> bool:
-        """Whether nobody else has state; then it is held alone until `try_share`."""
+        """Take the lock exclusively; False if another replica has the state. Kept until `try_share`."""
         return self._try(fcntl.LOCK_EX)
 
     def try_share(self) -> bool:
-        """Whether nobody holds it alone; then this replica is one of those that hold it."""
+        """Take the lock as one of several; False if another replica holds it exclusively."""
         return self._try(fcntl.LOCK_SH)
 
     def release(self) -> None:
@@ -131,9 +136,11 @@ class StateLock:
 
 
 def note_progress(folder: Path, progress: float) -> None:
-    """Leave word of how far training has come, for those who resume from less. Costs no fsync: the loss
-    that it measures is that of processes, not of machines. A few bytes in place, which a full disk takes
-    too; what it does not take is left out."""
+    """Record how far training has come, so that a group that resumes from less can report the loss.
+
+    No fsync: it measures what is lost with processes, not with machines. The bytes are overwritten in place,
+    which works on a full disk too; if the disk refuses them, the record is skipped.
+    """
     with contextlib.suppress(OSError):
         fd = os.open(folder / "progress", os.O_WRONLY | os.O_CREAT, 0o644)
         try:
@@ -143,6 +150,7 @@ def note_progress(folder: Path, progress: float) -> None:
 
 
 def noted_progress(folder: Path) -> float:
+    """The progress last recorded by `note_progress`; 0 if there is none."""
     try:
         return float((folder / "progress").read_text())
     except (OSError, ValueError):
@@ -151,7 +159,7 @@ def noted_progress(folder: Path) -> float:
 
 @contextlib.contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Raises OSError when somebody else holds the lock for LOCK_TIMEOUT_S."""
+    """Raises OSError when another process holds the lock for LOCK_TIMEOUT_S."""
     end_s = time.monotonic() + LOCK_TIMEOUT_S
     with path.open("a") as file:
         while True:

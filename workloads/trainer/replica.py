@@ -1,8 +1,8 @@
-"""A replica's process: follows the orders of its agent from group to group until it may leave.
+"""A replica's process: it follows the orders of its agent from group to group until it may leave.
 
-It ends in one of four ways: by an order to leave; with TargetReached from rank 0; with JobRaised and exit
-code 1 when the job itself is at fault; at once when its agent is gone. A broken group is none of these: what
-is left of it keeps its state, says ReplicaLost and waits for the next generation.
+It ends in one of four ways: on an order to leave; when the target is reached (rank 0 sends TargetReached);
+with JobRaised and exit code 1 when the job itself is at fault; at once when its agent is gone. A broken group
+does not end it: the remaining replicas keep their state, send ReplicaLost and wait for the next generation.
 """
 
 import contextlib
@@ -15,7 +15,6 @@ from pathlib import Path
 
 import msgspec
 import torch
-import torch._dynamo  # the first optimizer of a process imports its 800 modules: once, before the fork
 
 from common.codec import printable
 from common.protocol import (
@@ -29,31 +28,24 @@ from common.protocol import (
 )
 from common.types import JobConfig
 from workloads.trainer import checkpoint
-from workloads.trainer.elastic import (
-    ALIVE_EVERY_S,
-    AgentGone,
-    Course,
-    Group,
-    GroupBroken,
-    Mailbox,
-    Meeting,
-    Superseded,
-    check_newest,
-)
-from workloads.trainer.job import TrainingJob
 from workloads.trainer.loop import rehearse, train
+from workloads.trainer.mailbox import ALIVE_EVERY_S, AgentGone, Mailbox
 from workloads.trainer.pacer import Pacer
+from workloads.trainer.process_group import Group, GroupBroken
+from workloads.trainer.rendezvous import Rendezvous, Superseded, check_newest
+from workloads.trainer.switch_agreement import SwitchAgreement
+from workloads.trainer.training_job import TrainingJob
 from workloads.trainer.training_state import JobError
 
 LOCK_POLL_S = 0.01
 
 
 def run_replica(connection: Connection, start: ReplicaStart) -> None:
-    """Process body. Orders come on `connection`, facts and events go out on it. Returns when the replica has
-    left in peace; exits with code 1 otherwise."""
+    """Body of the process. Orders arrive on `connection`; facts and events leave on it. Returns when the
+    replica has left as ordered; exits with code 1 otherwise."""
     torch.set_num_threads(1)
-    # torch looks up the name of a store's address when it connects; unless the user has decided otherwise,
-    # a name server that does not answer shall not cost the usual 5 s.
+    # torch looks up the name of a store's address when it connects. Unless the user has set this, do not
+    # wait the usual 5 s for a name server that does not answer.
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
     replica = Replica(start, Mailbox(connection, start.trainer.order_timeout_s))
     try:
@@ -62,7 +54,7 @@ def run_replica(connection: Connection, start: ReplicaStart) -> None:
         except (Exception, SystemExit) as error:
             if isinstance(error, AgentGone):
                 raise
-            replica.say_raised(error)
+            replica.report_exception(error)
             sys.exit(1)
     except AgentGone:
         os._exit(1)
@@ -73,17 +65,17 @@ class Replica:
         self._start, self._mailbox = start, mailbox
         self._pacer = Pacer(start.slot_speed)
         self._config = start.trainer
-        # A store may outlive the run, and another run may have a job of the same name.
+        # A store may outlive the run, and another run may have a job with the same name.
         run_id = Path(start.job_dir).parents[1].name
-        self._course = Course(
+        self._agreement = SwitchAgreement(
             mailbox,
             f"{run_id}/{start.spec.id}",
             self._config.collective_timeout_s,
             self._config.newcomers_timeout_s,
         )
         self._job: TrainingJob | None = None
-        self._former_replicas = 0
-        """Of the last group in which this process has trained."""
+        self._previous_replicas = 0
+        """Size of the last group in which this process has trained."""
 
     @property
     def job(self) -> TrainingJob:
@@ -95,6 +87,7 @@ class Replica:
         rehearse(self._job.state)
         self._pacer.pause()
         order = self._next_order(None)
+        # A new process may wait long for its group. A survivor switches only when all members are ready.
         gather_s = self._config.order_timeout_s
         while order is not None and order.rank >= 0 and order.world_size > 0:
             group: Group | None = None
@@ -122,35 +115,41 @@ class Replica:
     def _join(
         self, order: ReplicaOrder, gather_s: float
     ) -> tuple[Group, ReplicaOrder, GenerationStarted | None]:
-        """The group of `order`, with the same state on all its ranks; the order with the newest generation
-        and batch that one of them knew; and what to report, on the rank that brought the state."""
-        meeting = self._course.meeting_for(order)
-        meeting.announce(has_state=self.job.has_state)
-        group = meeting.gather(self._mailbox, gather_s, lambda: self._find_state(meeting))
+        """Form the group of `order` and give all its ranks the same state.
+
+        Returns the group; the order with the newest generation and batch that any rank knew; and the event to
+        send after the first step, on the rank that brought the state.
+        """
+        rendezvous = self._agreement.rendezvous_for(order)
+        rendezvous.announce(has_state=self.job.has_state)
+        group = rendezvous.gather(self._mailbox, gather_s, lambda: self._find_state(rendezvous))
         try:
             return group, *self._share_state(group, order)
         except GroupBroken:
             group.leave()
             raise
 
-    def _find_state(self, meeting: Meeting) -> None:
-        """On rank 0 of a new group: where no member has state, wait for those who may still be saving it, and
-        take it from disk."""
+    def _find_state(self, rendezvous: Rendezvous) -> None:
+        """On rank 0 of a new group: if no member has the state, wait until no other replica can still be
+        saving it, and load it from disk."""
         job = self.job
-        if job.has_state or meeting.somebody_has_state():
+        if job.has_state or rendezvous.any_member_has_state():
             return
         end_s = time.monotonic() + self._config.order_timeout_s
         while not job.lock.try_alone():
             self._mailbox.read(LOCK_POLL_S)
-            check_newest(self._mailbox, meeting.order)
+            check_newest(self._mailbox, rendezvous.order)
             if time.monotonic() > end_s:
-                raise GroupBroken("replicas of a former group have the job's state and do not leave")
+                raise GroupBroken("replicas of a previous group have the job's state and do not leave")
         job.resume()
 
     def _share_state(
         self, group: Group, order: ReplicaOrder
     ) -> tuple[ReplicaOrder, GenerationStarted | None]:
+        """Copy the state of the rank that is furthest (the donor) to all others, and take over the newest
+        generation and batch that any rank knows. Collective: every rank of `group` calls it."""
         job, state = self.job, self.job.state
+        # One row per rank, filled by a sum: position of its state (-1 for none), generation, batch.
         table = torch.zeros(group.size, 4, dtype=torch.int64)
         position = state.position if job.has_state else -1
         config = order.config
@@ -176,7 +175,7 @@ class Replica:
         while not job.lock.try_share():
             self._mailbox.read(LOCK_POLL_S)
             if time.monotonic() > end_s:
-                raise GroupBroken("a replica of another group keeps the job's state to itself")
+                raise GroupBroken("a replica of another group holds the lock on the job's state")
         order = msgspec.structs.replace(
             order,
             generation=generation,
@@ -189,7 +188,7 @@ class Replica:
         return order, GenerationStarted(
             job_id=job.spec.id,
             generation=generation,
-            old_replicas=self._former_replicas,
+            old_replicas=self._previous_replicas,
             allocation=order.allocation,
             config=order.config,
             state_from=state_from,
@@ -201,13 +200,13 @@ class Replica:
     def _train(
         self, group: Group, order: ReplicaOrder, beginning: GenerationStarted | None
     ) -> ReplicaOrder | None:
-        """Train in this group, through changes of batch, until an order for another one is agreed on; None
-        when the job is done."""
+        """Train in this group, through changes of batch size, until the ranks agree on an order for another
+        group, which is returned; None when the job is done."""
         job = self.job
-        self._former_replicas = group.size
+        self._previous_replicas = group.size
         while True:
             job.reporter.switch(order, job.state.steps, beginning)
-            newer = train(job, group, order, self._course)
+            newer = train(job, group, order, self._agreement)
             job.reporter.flush(job.state)
             if newer is None:
                 self._finish(group, order)
@@ -217,7 +216,8 @@ class Replica:
             order, beginning = newer, None
 
     def _after_break(self, order: ReplicaOrder, reason: str) -> ReplicaOrder | None:
-        """State is kept; the order for the next group is waited for, where it is not there yet."""
+        """Keep the state, report the loss unless the agent already knows, and wait for the order of the next
+        group."""
         self.job.state.gradients.undo()
         self._mailbox.read()
         newest = self._mailbox.newest
@@ -227,32 +227,32 @@ class Replica:
             self._mailbox.send(ReplicaLost(job_id=self.job.spec.id, generation=generation, reason=reason))
         return self._next_order(order)
 
-    def _next_order(self, present: ReplicaOrder | None) -> ReplicaOrder | None:
-        """An order for another group than that of `present`; None after `order_timeout_s` without one."""
+    def _next_order(self, current: ReplicaOrder | None) -> ReplicaOrder | None:
+        """Wait for an order for another group than that of `current`; None after `order_timeout_s`."""
         end_s = time.monotonic() + self._config.order_timeout_s
         while (left_s := end_s - time.monotonic()) > 0:
             newest = self._mailbox.newest
-            if newest is not None and (present is None or newest.group != present.group):
+            if newest is not None and (current is None or newest.group != current.group):
                 return newest
             self._mailbox.read(min(left_s, ALIVE_EVERY_S))
         if self.job.has_state:
             self.job.try_save("periodic")
-        reason = f"no orders for {self._config.order_timeout_s:g} s: gives up"
-        generation = present.generation if present else 0
+        reason = f"no orders for {self._config.order_timeout_s:g} s: the replica gives up"
+        generation = current.generation if current else 0
         self._mailbox.send(ReplicaLost(job_id=self.job.spec.id, generation=generation, reason=reason))
         return None
 
-    # ------------------------------------------------------------------ ends
+    # ------------------------------------------------------------------ the end
 
     def _leave(self, order: ReplicaOrder, group: Group | None) -> None:
-        """Leave in peace. The state is saved first where nobody keeps it in memory: by rank 0 of `group`, or
-        by everybody where that is broken (None)."""
+        """Leave as ordered. If no other replica will keep the state in memory, save it first: rank 0 of
+        `group` saves, or every rank if the group is broken (None)."""
         job, preempted = self.job, order.world_size == 0
         if not job.has_state:
             return
         saves = group is None
         if group is not None and group.rank == 0:
-            saves = preempted or not self._course.meeting_for(order).somebody_has_state()
+            saves = preempted or not self._agreement.rendezvous_for(order).any_member_has_state()
         elif group is not None and preempted:
             saves = not _all_done(group)
         if saves and preempted:
@@ -264,8 +264,8 @@ class Replica:
         job.lock.release()
 
     def _saved(self, order: ReplicaOrder) -> JobSaved | ReplicaLost:
-        """What becomes of the state of a job that is preempted. The job outlives a state that could not be
-        saved: it resumes from the last checkpoint."""
+        """Save the state of a preempted job and return what to report. If it cannot be saved, the job later
+        resumes from its last checkpoint."""
         job = self.job
         try:
             path = job.save("preempted")
@@ -279,8 +279,8 @@ class Replica:
         )
 
     def _finish(self, group: Group, order: ReplicaOrder) -> None:
-        """The target is met. The others stay until rank 0 has saved: while one of them lives, nothing is
-        lost."""
+        """The target is met: rank 0 saves and reports. The other ranks stay until it has saved, so that the
+        state survives the loss of rank 0."""
         job = self.job
         if group.rank == 0:
             try:
@@ -298,12 +298,12 @@ class Replica:
             )
             _all_done(group)
         else:
-            # Should rank 0 be lost before it has saved, the next group has to find out again.
+            # If rank 0 is lost before it has saved, the next group must evaluate again.
             job.state.next_evaluation = job.state.progress
             group.all_reduce(torch.zeros(1))
         job.lock.release()
 
-    def say_raised(self, error: BaseException) -> None:
+    def report_exception(self, error: BaseException) -> None:
         newest = self._mailbox.newest
         if isinstance(error, SystemExit):
             reason = f"the application exited with code {error.code}"
@@ -311,7 +311,7 @@ class Replica:
             reason = str(error)
         else:
             reason = f"{type(error).__name__}: {error}"
-        # Of the application's own failures only: the others are explained by the reason.
+        # Only failures of the application's own code need a traceback: a JobError explains itself.
         traces = "" if isinstance(error, JobError) else "".join(traceback.format_exception(error))
         _note(traces or f"{reason}\n")
         with contextlib.suppress(AgentGone):
@@ -326,14 +326,14 @@ class Replica:
 
 
 def _note(text: str) -> None:
-    """Into the replica's output, where the disk takes it."""
+    """Write to the replica's output; a full disk is ignored."""
     with contextlib.suppress(OSError):
         sys.stderr.write(text)
         sys.stderr.flush()
 
 
 def _all_done(group: Group) -> bool:
-    """Wait for every rank; False when one has died."""
+    """Wait for every rank to get here; False when one has died."""
     try:
         group.all_reduce(torch.zeros(1))
     except GroupBroken:

@@ -1,9 +1,9 @@
 """Which examples a step uses: a permutation from (seed, epoch) and one cursor for the whole job.
 
-Every replica computes the same permutation and knows the same cursor, so that who trains on what follows
-from (cursor, replicas, passes) alone and nothing has to be sent. Each example is used exactly once an epoch,
-whatever replicas and batch sizes did meanwhile. Steps never span two epochs: the last one of an epoch takes
-what is left, and may leave some replicas without an example.
+Every replica computes the same permutation and knows the same cursor. So (cursor, replicas, passes) decides
+which replica trains on which examples, and nothing has to be sent. Each example is used exactly once in an
+epoch, however replicas and batch size change during it. No step spans two epochs: the last step of an epoch
+takes the examples that are left, which may be too few for every replica to get one.
 """
 
 from dataclasses import dataclass
@@ -15,12 +15,12 @@ import torch
 
 @dataclass(frozen=True)
 class StepBatch:
-    """One rank's part of a step."""
+    """The examples that one rank uses in a step."""
 
     passes: tuple[torch.Tensor, ...]
-    """Indices of the examples of each of this rank's passes, int64 [n], only those with n > 0."""
+    """Example indices of each pass of this rank, int64 [n]; passes without an example are left out."""
     total: int
-    """Examples of the step on all ranks."""
+    """Examples that all ranks use in this step."""
     groups: int
     """Passes of all ranks that have an example: the groups of the gradient statistics."""
 
@@ -30,36 +30,41 @@ class StepBatch:
 
 
 class Sampler:
+    """The position of a job in its data. Raises ValueError for `examples` below 1."""
+
     def __init__(self, examples: int, seed: int) -> None:
         if examples < 1:
-            raise ValueError(f"examples {examples}: must be at least 1")
+            raise ValueError(f"examples {examples}: allowed: at least 1")
         self.examples = examples
         self.seed = seed
         self._restore(0, 0)
 
     @property
     def epoch(self) -> int:
-        """Epochs that are finished."""
+        """Number of finished epochs."""
         return self._epoch
 
     @property
     def cursor(self) -> int:
-        """Examples of the present epoch that have been used, less than `examples`."""
+        """Number of examples used in the current epoch, less than `examples`."""
         return self._cursor
 
     def used(self) -> torch.Tensor:
-        """Indices of the present epoch up to the cursor, int64 [cursor]."""
+        """Indices of the examples used in the current epoch, int64 [cursor]."""
         return self._permutation[: self._cursor]
 
     def take(self, total: int, rank: int = 0, ranks: int = 1, passes: int = 1) -> StepBatch:
-        """The part of `rank` in the next step of at most `total` examples. Changes nothing: `advance` does,
-        once the step is known to have happened.
+        """The part of `rank` in the next step of at most `total` examples. Changes nothing; call `advance`
+        once the step has happened. Raises ValueError for a batch or part that does not exist.
 
-        The step's examples are cut into ranks x passes runs whose lengths differ by at most one, rank by
-        rank, so that 4 ranks x 1 pass, 2 x 2 and 1 x 4 are the same groups.
+        The examples of the step are cut into ranks x passes runs, in order of rank, whose lengths differ by
+        at most one. So 4 ranks x 1 pass, 2 x 2 and 1 x 4 give the same groups.
         """
         if total < 1 or passes < 1 or not 0 <= rank < ranks:
-            raise ValueError(f"no such part: batch {total}, rank {rank} of {ranks}, {passes} passes")
+            raise ValueError(
+                f"batch {total}, rank {rank} of {ranks}, {passes} passes: allowed: a batch and passes of at "
+                "least 1, a rank from 0 to ranks - 1"
+            )
         size = min(total, self.examples - self._cursor)
         groups = ranks * passes
         first = rank * passes
@@ -68,9 +73,10 @@ class Sampler:
         return StepBatch(tuple(part for part in parts if len(part)), size, min(groups, size))
 
     def advance(self, total: int) -> bool:
-        """A step with `total` examples has happened. True when it was the last one of its epoch."""
+        """Record a step of `total` examples; True if it was the last one of its epoch. Raises ValueError for
+        more examples than are left in the epoch."""
         if not 0 < total <= self.examples - self._cursor:
-            raise ValueError(f"step of {total} examples: {self.examples - self._cursor} are left")
+            raise ValueError(f"step of {total} examples: allowed: 1 to {self.examples - self._cursor}")
         if self._cursor + total < self.examples:
             self._cursor += total
             return False

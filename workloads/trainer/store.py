@@ -1,4 +1,5 @@
-"""A node's TCPStore, where process groups meet, in a process of its own that outlives every job."""
+"""A node's TCPStore, where the members of process groups meet. It runs in a process of its own and outlives
+every job."""
 
 import contextlib
 import ctypes
@@ -6,20 +7,22 @@ import socket
 from multiprocessing.connection import Connection
 
 import msgspec
-from torch._C._distributed_c10d import TCPStore
+from torch.distributed import TCPStore
 
 
 def run_store(connection: Connection, host: str) -> None:
-    """Serve a store on `host`, on a port that the system chooses and that is sent as a msgpack integer; end
-    when the other end of the pipe closes."""
+    """Body of the process: serve a store on `host` until the other end of the pipe closes.
+
+    The system chooses the port; it is sent on `connection` as a msgpack integer.
+    """
     family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    # Bound here, since the store itself would listen on every address of the machine.
+    # We bind the socket ourselves because the store would listen on every address of the machine.
     listener.bind((host, 0))
     listener.listen(socket.SOMAXCONN)
     address, port = listener.getsockname()[:2]
-    _look_up_no_names()
+    _disable_name_lookups()
     store = TCPStore(
         address,
         port,
@@ -34,8 +37,11 @@ def run_store(connection: Connection, host: str) -> None:
             connection.recv_bytes()
 
 
-def _look_up_no_names() -> None:
-    """torch looks up the name of every address that connects, for its log alone, and answers nobody
-    meanwhile: 5 s where the name server does not answer. From here on this process knows /etc/hosts only."""
+def _disable_name_lookups() -> None:
+    """From now on this process reads host names from /etc/hosts only.
+
+    torch looks up the name of every address that connects, only for its log, and answers no other client
+    meanwhile: for 5 s if the name server does not answer.
+    """
     with contextlib.suppress(AttributeError):  # not glibc
         ctypes.CDLL(None).__nss_configure_lookup(b"hosts", b"files")

@@ -1,4 +1,4 @@
-"""The check of a reported completion, in a process that had no part in the training."""
+"""The verifier: it checks a reported completion in a process that took no part in the training."""
 
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -16,26 +16,29 @@ from common.protocol import (
 )
 from workloads.applications import applications, build_task
 from workloads.trainer.checkpoint import CheckpointError, read
-from workloads.trainer.elastic import Group
 from workloads.trainer.evaluation import evaluate
 from workloads.trainer.pacer import Pacer
+from workloads.trainer.process_group import single_member_group
 from workloads.trainer.training_state import TrainingState, meets
 
 PROGRESS_TOLERANCE = 1e-6
-"""Relative."""
+"""Largest relative difference between the reported progress and that of the checkpoint."""
 
 
 @dataclass(frozen=True)
 class Verification:
+    """`metric` is what the verifier measured, `epochs` how many finished epochs it checked. `findings` has
+    one sentence for each thing that is wrong."""
+
     metric: float
     epochs: int
     findings: tuple[str, ...]
 
 
 def verify(order: VerifyOrder, pacer: Pacer, application_modules: tuple[str, ...] = ()) -> Verification:
-    """Build the task anew from its seed, load the checkpoint, evaluate it on all held-out data, and go
-    through the ledger: every example exactly once in every finished epoch, and in the present one those up to
-    the cursor."""
+    """Build the task from its seed, load the checkpoint, evaluate it on all held-out data, and check the
+    ledger: every example exactly once in every finished epoch, and in the current epoch exactly the examples
+    before the sampler's position."""
     spec = order.spec
     application = applications(application_modules)[spec.application]
     task = build_task(spec.application, spec.seed, spec.settings, application_modules)
@@ -45,7 +48,7 @@ def verify(order: VerifyOrder, pacer: Pacer, application_modules: tuple[str, ...
         state.load_bytes(read(Path(order.checkpoint)))
     except CheckpointError as error:
         return Verification(order.metric, 0, (f"checkpoint {order.checkpoint} {error}",))
-    metric = evaluate(task, spec.max_atomic_batch, Group(0, 1, None), pacer)
+    metric = evaluate(task, spec.max_atomic_batch, single_member_group(), pacer)
     findings = []
     if not abs(metric - order.metric) <= METRIC_TOLERANCE:
         findings.append(f"{application.metric} is {metric:.6g}, but {order.metric:.6g} was reported")
@@ -62,7 +65,7 @@ def verify(order: VerifyOrder, pacer: Pacer, application_modules: tuple[str, ...
 
 
 def run_verifier(connection: Connection, start: VerifyStart) -> None:
-    """Process body: sends the event Verified and the fact VerificationDone."""
+    """Body of the process: sends the event Verified and the fact VerificationDone on `connection`."""
     torch.set_num_threads(1)
     order = start.order
     verdict = verify(order, Pacer(start.slot_speed), start.application_modules)

@@ -2,8 +2,6 @@
 
 import fcntl
 import os
-import resource
-from contextlib import contextmanager
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -32,6 +30,7 @@ from common.protocol import (
     Refused,
     RepairEvents,
 )
+from tests.fixtures.full_disk import disk_that_takes
 
 LIMITS = LimitsConfig()
 ORIGIN = Origin("run", "scheduler", "one")
@@ -54,17 +53,6 @@ def seqs(outbox):
     return [r.seq for r in outbox.records(outbox.last_seq, 10**9)]
 
 
-@contextmanager
-def disk_that_takes(size_bytes):
-    """No file of this process can grow beyond `size_bytes`: the kernel refuses like a full disk."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size_bytes, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-
 class TestOutbox:
     def test_what_is_appended_comes_back_oldest_first(self, tmp_path):
         outbox = filled(tmp_path, 3)
@@ -80,7 +68,7 @@ class TestOutbox:
 
     def test_a_folder_that_cannot_be_made_is_an_error_for_people(self, tmp_path):
         (tmp_path / "file").touch()
-        with pytest.raises(UserError, match=r"scheduler-one\.msgpack: cannot be made: Not a directory"):
+        with pytest.raises(UserError, match=r"scheduler-one\.msgpack: cannot be created: Not a directory"):
             Outbox.create(tmp_path / "file" / "outbox", ORIGIN, LIMITS)
 
     def test_what_is_acknowledged_is_forgotten(self, tmp_path):
@@ -352,7 +340,7 @@ class TestDelivery:
 
     def test_an_event_beyond_the_limit_is_an_error_and_costs_no_number(self, tmp_path):
         world = World(tmp_path, LimitsConfig(message_bytes=1000))
-        with pytest.raises(ValueError, match=r"JobFailed of .* bytes is too large"):
+        with pytest.raises(ValueError, match=r"JobFailed of .* bytes: an event may have at most"):
             world.delivery.keep(JobFailed(job_id="a", reason="x" * 600), 0.0, 0.0)
         world.publish()
         world.pass_seconds(2)

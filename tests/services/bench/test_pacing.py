@@ -24,9 +24,11 @@ from tests.fixtures.replica_fleet import tiny_spec
 from tests.workloads.trainer.test_pacer import Machine
 from workloads.applications.interface import Task
 from workloads.trainer import loop
-from workloads.trainer.elastic import Course, Group, Mailbox
-from workloads.trainer.job import TrainingJob
-from workloads.trainer.reports import StepWatch
+from workloads.trainer.mailbox import Mailbox
+from workloads.trainer.process_group import single_member_group
+from workloads.trainer.step_timer import StepTimer
+from workloads.trainer.switch_agreement import SwitchAgreement
+from workloads.trainer.training_job import TrainingJob
 
 SPEED = 0.25
 PASS_S, SYNC_S, WAIT_S, UPDATE_S, EVALUATION_S, FIRST_S = 0.004, 0.001, 0.003, 0.002, 0.5, 0.1
@@ -56,7 +58,7 @@ class PacedJob:
         self.machine = Machine()
         self.messages: list[ReplicaMessage] = []
         self.ours, theirs = Pipe()
-        self._course = Course(Mailbox(theirs, 1.0), "job", 1.0, 1.0)
+        self._agreement = SwitchAgreement(Mailbox(theirs, 1.0), "job", 1.0, 1.0)
         start = ReplicaStart(
             spec=tiny_spec(target=-1.0),
             replica="r",
@@ -71,12 +73,12 @@ class PacedJob:
         self.job = TrainingJob(start, self.machine.pacer(SPEED), self.messages.append)
         self.job.state.task = self._costly(self.job.state.task)
         self.wait_s = WAIT_S
-        self.group = Group(0, 1, None)
+        self.group = single_member_group()
         monkeypatch.setattr(self.group, "all_reduce", self._all_reduce)
         monkeypatch.setattr(
             loop,
-            "StepWatch",
-            partial(StepWatch, clock=lambda: self.machine.now_s, cpu_clock=lambda: self.machine.used_s),
+            "StepTimer",
+            partial(StepTimer, clock=lambda: self.machine.now_s, cpu_clock=lambda: self.machine.used_s),
         )
         self._slow_step = slow_step
 
@@ -87,7 +89,7 @@ class PacedJob:
         self._last = self._begun_at + steps
         self._next = msgspec.structs.replace(order, generation=order.generation + 1)
         self.job.reporter.switch(order, self.job.state.steps)
-        assert loop.train(self.job, self.group, order, self._course) == self._next
+        assert loop.train(self.job, self.group, order, self._agreement) == self._next
         self.job.reporter.flush(self.job.state)
         assert self.job.state.steps == self._last
         return [message for message in self.messages if isinstance(message, TrainingSample)]

@@ -6,25 +6,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from common.types import ApplicationSpec
+from tests.fixtures.specifications import make_application
 from workloads.files.csv_table import COLUMNS, read_table
 from workloads.files.workload_file import Workload, WorkloadError, check_spec
 
-APPLICATION = ApplicationSpec(
-    name="tiny",
-    optimizer="sgd",
-    metric="accuracy",
-    metric_mode="max",
-    target=0.9,
-    target_min=0.1,
-    target_max=0.99,
-    initial_batch_size=32,
-    max_batch_size=512,
-    min_atomic_batch=8,
-    max_atomic_batch=64,
-    examples=1000,
-    max_progress=300.0,
-    evaluate_every=30.0,
+APPLICATION = make_application(
+    "tiny", initial_batch_size=32, max_batch_size=512, min_atomic_batch=8, max_progress=300.0
 )
 APPLICATIONS = {"tiny": APPLICATION}
 HEADER = ",".join(COLUMNS)
@@ -97,9 +84,9 @@ def test_byte_order_marks_windows_lines_quotes_blank_lines_and_the_order_of_colu
         ("b,0,tiny,1,32.5", "batch_size '32.5': allowed: whole numbers from 1 to 2147483647"),
         ("b,0,tiny,1,99999999999999999999", "batch_size '99999999999999999999': allowed: whole numbers"),
         ("b,0,huge,1,32", "application 'huge': no such application; allowed: tiny"),
-        ("a,5,tiny,2,64", "name 'a': row 1 has it already; allowed: each name once"),
-        ("b,0,tiny,1", "4 cells; allowed: 5, as the header has"),
-        ("b,0,tiny,1,32,7", "6 cells; allowed: 5, as the header has"),
+        ("a,5,tiny,2,64", "name 'a': already used in row 1; allowed: each name once"),
+        ("b,0,tiny,1", "4 cells; allowed: 5, as in the header"),
+        ("b,0,tiny,1,32,7", "6 cells; allowed: 5, as in the header"),
         (",0,tiny,1,32", "name '': allowed: 1 to 64 of"),
         ("x" * 300 + ",0,tiny,1,32", "name 'xxx"),
         ("[bold]b[/],0,tiny,1,32", "name '[bold]b[/]': allowed: 1 to 64 of"),
@@ -134,7 +121,7 @@ def test_a_header_that_is_not_the_five_columns_is_refused(table: Path, header: s
 
 
 def test_a_file_without_jobs_is_no_workload(table: Path) -> None:
-    assert problem(table) == "no rows under its header; a workload has at least one job"
+    assert problem(table) == "no rows below the header; a workload needs at least one job"
     table.write_bytes(b"")
     with pytest.raises(WorkloadError, match="empty; allowed: a header name,time"):
         read_table(table, APPLICATIONS)

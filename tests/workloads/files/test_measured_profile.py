@@ -183,7 +183,7 @@ def test_applications_that_were_not_measured_are_left_out(tmp_path: Path) -> Non
             "machine.toml",
             "slot_speed = 0.2\nnodes = 2\nslots = 4\n[applications.digits-cnn]\nstart_s = -1.0\n"
             "resize_s = 0.1\nverify_s = 1.0\nevaluation_slot_s = 0.1",
-            "applications.digits-cnn: start_s -1.0: allowed: from 0 on",
+            "applications.digits-cnn: start_s -1.0: allowed: finite, at least 0",
         ),
         ("matfac/placements.csv", None, "matfac/placements.csv: cannot be read"),
         ("matfac/placements.csv", "placement,local_bsz,step_time\n1,2,3\n", "line 2: needs numbers under"),

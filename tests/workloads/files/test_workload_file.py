@@ -6,27 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from common.types import ApplicationSpec, JobSpec, batch_config
+from common.types import JobSpec, batch_config
+from tests.fixtures.specifications import make_application
 from workloads import applications as tasks
 from workloads.files.workload_file import WorkloadError, check_spec, read_workload, single_job
 
-DIGITS = ApplicationSpec(
-    name="digits",
-    optimizer="sgd",
-    metric="accuracy",
-    metric_mode="max",
-    target=0.9,
-    target_min=0.5,
-    target_max=0.95,
-    initial_batch_size=16,
-    max_batch_size=256,
-    min_atomic_batch=4,
-    max_atomic_batch=64,
-    examples=1000,
-    max_progress=2000.0,
-    evaluate_every=20.0,
-    settings={"learning_rate": 0.1},
-)
+DIGITS = make_application("digits", target_max=0.95, max_progress=2000.0, settings={"learning_rate": 0.1})
 APPLICATIONS = {"digits": DIGITS}
 GOOD = single_job({"application": "digits"}, "digits-1", APPLICATIONS).rows[0].spec
 HOSTILE_NAMES = (
@@ -205,8 +190,8 @@ def test_hostile_names_are_refused_wherever_they_stand(tmp_path, name):
         ("jobs = 1", "'jobs': no such key; allowed: name, seed, job"),
         ("name = 1\n" + job(), "name 1: Expected `str"),
         ("seed = -1\n" + job(), "seed -1: allowed: 0 to"),
-        ("[[job]]\nreplicas = 1", "job 1: application: missing, and required"),
-        (job("id = 'a'") + job("id = 'a'"), "job 2: id 'a': job 1 has it with another specification"),
+        ("[[job]]\nreplicas = 1", "job 1: application: missing; it is required"),
+        (job("id = 'a'") + job("id = 'a'"), "job 2: id 'a': used by job 1 with another specification"),
     ],
 )
 def test_a_file_that_is_no_workload_is_refused_in_one_line(tmp_path, text, told):

@@ -322,7 +322,7 @@ def test_loading_runs_no_code(tmp_path: Path, how: str) -> None:
     assert found == good
     assert not trace.exists()
     [(_, _, reason)] = loader.fallbacks
-    assert reason.startswith("does not fit: UnpicklingError")
+    assert reason.startswith("does not fit this job: UnpicklingError")
     # The attack is one: without the guard it works.
     with contextlib.suppress(RuntimeError):
         torch.load(io.BytesIO(buffer.getvalue()), weights_only=False)

@@ -1,26 +1,26 @@
-"""What of a step is undone, and who has the state when a step or an evaluation was undone for some alone."""
+"""What a rehearsal undoes, and whose state a group takes when only some ranks completed a step."""
 
 import multiprocessing
 from concurrent.futures import ThreadPoolExecutor
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from torch._C._distributed_c10d import HashStore, ProcessGroupGloo
+from torch.distributed import HashStore
 
-from common.protocol import ReplicaOrder, ReplicaStart
-from common.types import JobConfig
+from common.protocol import ReplicaStart
 from tests.fixtures import tiny_app
 from tests.fixtures.replica_fleet import EVERY_STEP, tiny_spec
+from tests.fixtures.replica_orders import replica_order
 from tests.workloads.trainer.test_training_state import ADAM, tiny_state
 from workloads.applications.interface import Task
-from workloads.trainer.elastic import Group, Mailbox
-from workloads.trainer.job import TrainingJob
 from workloads.trainer.loop import rehearse, step_alone
+from workloads.trainer.mailbox import Mailbox
 from workloads.trainer.pacer import Pacer
+from workloads.trainer.process_group import connect_group, single_member_group
 from workloads.trainer.replica import Replica
+from workloads.trainer.training_job import TrainingJob
 from workloads.trainer.training_state import TrainingState
 
 TIMEOUT_S = 20.0
@@ -33,15 +33,10 @@ def with_normalisation() -> TrainingState:
     return TrainingState(tiny_spec(), ADAM, Task(**(vars(task) | {"model": model, "optimizer": adam})))
 
 
-def restored(state: TrainingState) -> TrainingState:
-    """After a rehearsal."""
-    rehearse(state)
-    return state
-
-
 @pytest.mark.parametrize("make", [lambda: tiny_state(dropout=0.5), with_normalisation])
-def test_a_rehearsal_leaves_no_trace_and_training_goes_on_as_without_it(make: type[TrainingState]) -> None:
-    fresh, rehearsed = make(), restored(make())
+def test_a_rehearsal_changes_nothing_in_the_training_that_follows(make: type[TrainingState]) -> None:
+    fresh, rehearsed = make(), make()
+    rehearse(rehearsed)
     assert rehearsed.to_bytes() == fresh.to_bytes()
     for state in (fresh, rehearsed):
         for _ in range(15):
@@ -59,12 +54,12 @@ def test_an_application_that_takes_gradients_away_is_refused_in_its_rehearsal() 
         return loss(model, indices)
 
     state.task = Task(**(vars(state.task) | {"loss": forgetful}))
-    with pytest.raises(ValueError, match="zero_grad and the like are left to the trainer"):
+    with pytest.raises(ValueError, match="remove zero_grad and the like"):
         rehearse(state)
 
 
-def replica(folder: Path, rank: int) -> tuple[Replica, multiprocessing.connection.Connection]:
-    """One that has trained up to its first evaluation, and the other end of its pipe."""
+def trained_replica(folder: Path, rank: int) -> tuple[Replica, multiprocessing.connection.Connection]:
+    """A replica that has trained up to its first evaluation, and the other end of its pipe."""
     ours, theirs = multiprocessing.Pipe()
     start = ReplicaStart(
         spec=tiny_spec(),
@@ -75,40 +70,29 @@ def replica(folder: Path, rank: int) -> tuple[Replica, multiprocessing.connectio
         trainer=EVERY_STEP,
         application_modules=(tiny_app.MODULE,),
     )
-    made = Replica(start, Mailbox(ours, TIMEOUT_S))
-    made._job = TrainingJob(start, Pacer(1.0), made._mailbox.send)
-    made.job.state_from = "survivor"
-    while made.job.state.progress < made.job.state.next_evaluation:
-        step_alone(made.job.state, 24)
-    return made, theirs
+    replica = Replica(start, Mailbox(ours, TIMEOUT_S))
+    replica._job = TrainingJob(start, Pacer(1.0), replica._mailbox.send)
+    replica.job.state_from = "survivor"
+    while replica.job.state.progress < replica.job.state.next_evaluation:
+        step_alone(replica.job.state, 24)
+    return replica, theirs
 
 
 def share(member: Replica, rank: int, store: HashStore) -> None:
-    options = ProcessGroupGloo._Options()
-    options._timeout = timedelta(seconds=TIMEOUT_S)
-    options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-    order = ReplicaOrder(
-        generation=2,
-        group=2,
-        rank=rank,
-        world_size=2,
-        nodes=1,
-        config=JobConfig(atomic_batch=12),
-        store_host="",
-        store_port=0,
-    )
-    member._share_state(Group(rank, 2, ProcessGroupGloo(store, rank, 2, options)), order)
+    order = replica_order(2, group=2, rank=rank, world_size=2, atomic_batch=12)
+    group = connect_group(store, rank, 2, order.store_host, order.store_port, TIMEOUT_S)
+    member._share_state(group, order)
 
 
 @pytest.mark.parametrize("further_on", [0, 1])
-def test_ranks_of_which_one_alone_has_ended_an_evaluation_or_a_step_go_on_from_its_state(
+def test_a_group_takes_the_state_of_the_rank_that_alone_completed_a_step_or_evaluation(
     tmp_path: Path, further_on: int
 ) -> None:
     """They would otherwise start different collectives, at which gloo aborts the process."""
-    (first, one_end), (second, other_end) = replica(tmp_path, 0), replica(tmp_path, 1)
+    (first, one_end), (second, other_end) = trained_replica(tmp_path, 0), trained_replica(tmp_path, 1)
     ahead = [first, second][further_on].job
     assert first.job.state.position == second.job.state.position
-    for go_on in (lambda: ahead.evaluate(Group(0, 1, None)), lambda: step_alone(ahead.state, 24)):
+    for go_on in (lambda: ahead.evaluate(single_member_group()), lambda: step_alone(ahead.state, 24)):
         go_on()
         assert ahead.state.position == max(first.job.state.position, second.job.state.position)
         assert first.job.state.position != second.job.state.position

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from workloads.trainer.ledger import Fingerprints, Ledger
+from workloads.trainer.sample_ledger import Fingerprints, SampleLedger
 from workloads.trainer.sampler import Sampler
 
 shapes = st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 40))
@@ -46,7 +46,7 @@ def test_a_thousand_random_schedules_lose_and_repeat_nothing() -> None:
         draw = random.Random(number)
         examples = draw.randint(1, 60)
         proofs = Fingerprints(examples)
-        replicas, ledger = [Sampler(examples, number)], Ledger()
+        replicas, ledger = [Sampler(examples, number)], SampleLedger()
         used: Counter[int] = Counter()
         for _ in range(draw.randint(1, 20)):
             if draw.random() < 0.2:
@@ -119,7 +119,7 @@ def test_taking_does_not_advance() -> None:
 
 def test_steps_beyond_the_epoch_and_parts_that_do_not_exist_are_refused() -> None:
     sampler = Sampler(20, 4)
-    with pytest.raises(ValueError, match="20 are left"):
+    with pytest.raises(ValueError, match="allowed: 1 to 20"):
         sampler.advance(21)
     with pytest.raises(ValueError, match="rank 2 of 2"):
         sampler.take(4, rank=2, ranks=2)

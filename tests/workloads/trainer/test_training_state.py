@@ -16,7 +16,7 @@ from workloads.applications.interface import Task
 from workloads.trainer.checkpoint import CheckpointError
 from workloads.trainer.gradient_statistics.adascale import second_moment_ratio
 from workloads.trainer.gradient_statistics.flat_gradients import FlatGradients, StepSums
-from workloads.trainer.ledger import limbs
+from workloads.trainer.sample_ledger import limbs
 from workloads.trainer.training_state import MAX_BAD_STEPS, JobError, TrainingState, meets
 
 ADAM = msgspec.structs.replace(tiny_app.SPEC, optimizer="adam")
@@ -179,7 +179,7 @@ def test_a_loss_that_stays_without_value_is_the_jobs_fault() -> None:
 def test_the_state_of_another_job_is_refused() -> None:
     data = tiny_state().to_bytes()
     for spec in (tiny_spec(seed=8), tiny_spec(settings={"dropout": 0.5}), tiny_spec(id="other")):
-        with pytest.raises(CheckpointError, match="is of"):
+        with pytest.raises(CheckpointError, match="belongs to"):
             tiny_state(spec=spec).load_bytes(data)
 
 

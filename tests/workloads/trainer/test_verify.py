@@ -10,9 +10,9 @@ from tests.fixtures import tiny_app
 from tests.fixtures.replica_fleet import tiny_spec
 from tests.workloads.trainer.test_training_state import step
 from workloads.trainer import checkpoint
-from workloads.trainer.elastic import Group
 from workloads.trainer.evaluation import evaluate
 from workloads.trainer.pacer import Pacer
+from workloads.trainer.process_group import single_member_group
 from workloads.trainer.training_state import TrainingState
 from workloads.trainer.verify import Verification, verify
 
@@ -30,7 +30,7 @@ def trained() -> TrainingState:
 
 
 def claim(folder: Path, state: TrainingState) -> VerifyOrder:
-    metric = evaluate(state.task, SPEC.max_atomic_batch, Group(0, 1, None), PACER)
+    metric = evaluate(state.task, SPEC.max_atomic_batch, single_member_group(), PACER)
     saved = checkpoint.save(folder, state.steps, state.to_bytes())
     return VerifyOrder(
         spec=SPEC, node="a", checkpoint=str(saved.path), metric=metric, progress=state.progress
@@ -94,4 +94,4 @@ def test_a_checkpoint_that_cannot_be_used_is_the_one_finding(tmp_path: Path, tra
     order = claim(tmp_path, trained)
     Path(order.checkpoint).write_bytes(b"something else")
     (finding,) = verdict_of(order).findings
-    assert finding == f"checkpoint {order.checkpoint} is not a checkpoint, or the start of one"
+    assert finding == f"checkpoint {order.checkpoint} is not a checkpoint, or only the beginning of one"

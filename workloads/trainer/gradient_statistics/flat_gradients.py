@@ -1,14 +1,13 @@
 """All gradients of a replica in one flat buffer, so that a step needs one all-reduce and no copies.
 
-`parameter.grad` of every trained parameter is a view of the buffer. Behind the gradients lie the changes of
-the model's floating-point buffers (running averages of normalisation layers, which so stay the same on all
-ranks; what never changes, such as a mask of infinities, stays exactly what it is) and a few sums
-(`StepSums`). Each rank weighs what it contributes by its share of the step's examples, so that
-the SUM over ranks is the exact mean over the total batch, however unevenly it is spread.
+`parameter.grad` of every trained parameter is a view of the buffer. After the gradients come the changes of
+the model's floating-point buffers (such as running averages of normalisation layers, which therefore stay the
+same on all ranks) and a few sums (`StepSums`). Each rank weights its contribution by its share of the step's
+examples, so the SUM over ranks is the exact mean over the total batch, however unevenly it is divided.
 
-Gradient statistics are of the raw gradient for every optimizer. Of Adam's preconditioned gradient they are
-erratic: parameters that are seldom used (a rare character's embedding) have a tiny second moment, and then
-decide both norms. Measured for char-lm, progress to the target at 4 M0 was 1.54 times that at M0 with
+Gradient statistics use the raw gradient, for every optimizer. Statistics of Adam's preconditioned gradient
+are erratic: parameters that are seldom used (the embedding of a rare character) have a tiny second moment and
+then dominate both norms. Measured for char-lm, progress to the target at 4 M0 was 1.54 times that at M0 with
 preconditioned statistics, and 1.07 times with raw ones.
 """
 
@@ -23,38 +22,43 @@ from workloads.trainer.sampler import StepBatch
 
 
 class StepSums(NamedTuple):
-    """What ranks add up in a step beside the gradient. Integers are small enough to be exact in float32."""
+    """What ranks add up in a step besides the gradient. All integers are small enough to be exact in
+    float32."""
 
     ahead: float = 0.0
-    """Generations between the present one and the one that a rank is ready for; 0 for none."""
+    """Generations between the current one and the one that a rank is ready for; see `SwitchAgreement`."""
     ahead_sqr: float = 0.0
     loss: float = 0.0
     local_sqr: float = 0.0
-    """w_i |g_i|^2 over the groups of a rank."""
+    """Sum of w_i |g_i|^2 over the groups of a rank."""
     used: float = 0.0
-    """Examples of which the gradient was taken."""
+    """Number of examples whose gradient was computed."""
     mark_0: float = 0.0
-    """Their fingerprint, see `ledger`."""
+    """The limbs of the mark of these examples, see `sample_ledger`."""
     mark_1: float = 0.0
     mark_2: float = 0.0
     mark_3: float = 0.0
     mark_4: float = 0.0
 
 
-class Previous(NamedTuple):
-    """A step of one group, kept to be compared with the next ones."""
+class PreviousStep(NamedTuple):
+    """A step of one group, kept for comparison with the next steps."""
 
     gradient: torch.Tensor
     batch: int
     sqr: float
     """|gradient|^2."""
     product: float
-    """With the gradient of the step before it; 0 where there was none."""
+    """Scalar product with the gradient of the step before; 0 if there was none."""
 
 
 class FlatGradients:
-    """Usage, a step: `start`; for each pass backward of (mean loss x weight), `end_pass`; `pack`; all-reduce
-    `flat`; `unpack`; `estimate`; then the optimizer reads the gradients where it always does."""
+    """Usage in each step: `start`; for each pass, backward of (mean loss x weight) and `end_pass`; `pack`;
+    all-reduce `flat`; `unpack`; `estimate`; then the optimizer step, which finds the gradients in the
+    parameters.
+
+    Raises ValueError for a model of mixed or low precision.
+    """
 
     def __init__(self, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
         parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
@@ -76,12 +80,13 @@ class FlatGradients:
         self._kept = torch.zeros_like(self._moving_flat)
         self._earlier_passes: torch.Tensor | None = None
         self._local_sqr = 0.0
-        self._under_way = False
-        self.previous: list[Previous] = []
-        """The last two steps, the older first, as far as they were of one group each."""
+        self._step_started = False
+        self.previous: list[PreviousStep] = []
+        """Up to two steps before this one, the older first; empty after a step of several groups."""
 
     def start(self) -> None:
-        self._under_way = True
+        """Clear the gradients and remember the model's buffers."""
+        self._step_started = True
         self.flat.zero_()
         for parameter, view in zip(self._parameters, self._views, strict=True):
             parameter.grad = view
@@ -91,12 +96,15 @@ class FlatGradients:
         self._local_sqr = 0.0
 
     def end_pass(self, weight: float, *, alone: bool, last: bool) -> None:
-        """`weight`: share of the step's examples in this pass; `alone`: it is the step's only group. Raises
-        ValueError when the gradients went elsewhere: each rank would then follow its own."""
+        """`weight` is the share of the step's examples in this pass; `alone` says that it is the step's only
+        group.
+
+        Raises ValueError if the gradients are not in the buffer, since each rank would then follow its own.
+        """
         if any(p.grad is not view for p, view in zip(self._parameters, self._views, strict=True)):
             raise ValueError(
-                "a parameter's gradient was replaced or removed by the application's loss; zero_grad and the "
-                "like are left to the trainer"
+                "the application's loss replaced or removed a parameter's gradient; remove zero_grad and the "
+                "like, which are left to the trainer"
             )
         if not alone:
             self._local_sqr += _square(self.gradient) / weight
@@ -111,39 +119,40 @@ class FlatGradients:
         self.gradient.zero_()
 
     def pack(self, weight: float, sums: StepSums) -> None:
-        """Before the all-reduce; `weight`: this rank's share of the step's examples."""
+        """Call this before the all-reduce. `weight` is this rank's share of the step's examples."""
         if self._moving:
             now = torch.cat([b.flatten() for b in self._moving])
+            # A buffer that did not change adds exactly 0, even if it holds infinities (such as a mask).
             changes = torch.where(now == self._kept, 0.0, now - self._kept)
             torch.mul(changes, weight, out=self._moving_flat)
         self._sums[:] = sums._replace(local_sqr=self._local_sqr)
 
     def unpack(self) -> StepSums:
-        """After the all-reduce."""
-        self._under_way = False
+        """Call this after the all-reduce: updates the model's buffers and returns the sums over all ranks."""
+        self._step_started = False
         self._set_moving(self._kept + self._moving_flat)
         return StepSums(*self._sums.tolist())
 
     def undo(self) -> None:
-        """A step that was under way did not happen: the model is as it was before."""
-        if self._under_way:
-            self._under_way = False
+        """Cancel a step that was not completed: the model's buffers are as they were before it."""
+        if self._step_started:
+            self._step_started = False
             self._set_moving(self._kept)
 
     def estimate(self, batch: StepBatch, local_sqr: float) -> StepEstimate | None:
-        """Of the averaged gradient, after `unpack`; None when there is nothing to compare it with. Not finite
-        where the gradient is not."""
+        """Estimate the gradient statistics from this step, after `unpack`; None if there is nothing to
+        compare the gradient with. The estimate is not finite if the gradient is not."""
         mean_sqr = _square(self.gradient)
         if batch.groups > 1 or not math.isfinite(mean_sqr):
             self.previous = []
             return of_groups(max(batch.groups, 2), batch.total, local_sqr, mean_sqr)
-        products = [torch.dot(former.gradient, self.gradient).item() for former in self.previous]
+        products = [torch.dot(earlier.gradient, self.gradient).item() for earlier in self.previous]
         product = products[-1] if products else 0.0
         if len(self.previous) < 2:
-            self.previous.append(Previous(self.gradient.clone(), batch.total, mean_sqr, product))
+            self.previous.append(PreviousStep(self.gradient.clone(), batch.total, mean_sqr, product))
             return None
         a, b = self.previous
-        self.previous = [b, Previous(a.gradient.copy_(self.gradient), batch.total, mean_sqr, product)]
+        self.previous = [b, PreviousStep(a.gradient.copy_(self.gradient), batch.total, mean_sqr, product)]
         return of_successive(
             (a.batch, b.batch, batch.total),
             Products(aa=a.sqr, ab=b.product, ac=products[0], bb=b.sqr, bc=product, cc=mean_sqr),

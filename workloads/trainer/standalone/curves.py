@@ -1,4 +1,4 @@
-"""One training as seen from its evaluations, for the measured profile of an application."""
+"""The learning curve of one training, for the measured profile of an application."""
 
 from typing import NamedTuple
 
@@ -7,29 +7,33 @@ from workloads.trainer.standalone.train_alone import TrainingCase, train
 from workloads.trainer.training_state import TrainingState, meets
 
 BEYOND = 2.0
-"""So many times the progress to the application's own target is trained for harder ones."""
+"""For harder targets, train up to this many times the progress that the application's own target took."""
 
 
 class Evaluation(NamedTuple):
     progress: float
     iteration: int
+    """Completed steps."""
     metric: float
     sqr: float | None
-    """Gradient statistics; None before there are any."""
+    """Gradient statistics, see `GradientStatistics`; None before there are any."""
     var: float | None
     trusted: float
-    """1 where they were, else 0."""
+    """1 if the statistics were trusted, else 0."""
 
 
 def evaluations(case: TrainingCase) -> tuple[list[Evaluation], bool]:
-    """Every evaluation until the case's target, and whether it was met; at most until BEYOND times the
-    progress that the application's own target took, or its declared budget."""
+    """All evaluations until the case's target is met, and whether it was.
+
+    Training ends early at BEYOND times the progress that the application's own target took, or at the
+    application's progress budget.
+    """
     application = applications(case.modules)[case.application]
     seen: list[Evaluation] = []
-    bound = application.max_progress
+    last_progress = application.max_progress
 
     def enough(state: TrainingState, metric: float) -> bool:
-        nonlocal bound
+        nonlocal last_progress
         known = state.estimator.statistics()
         seen.append(
             Evaluation(
@@ -42,8 +46,8 @@ def evaluations(case: TrainingCase) -> tuple[list[Evaluation], bool]:
             )
         )
         if meets(application, metric, application.target):
-            bound = min(bound, BEYOND * state.progress)
-        return state.progress >= bound
+            last_progress = min(last_progress, BEYOND * state.progress)
+        return state.progress >= last_progress
 
     outcome = train(case, enough)
     return seen, outcome.ended == "target"

@@ -1,6 +1,8 @@
-"""One job trained to its target in this process, at one batch size and by one rule of scaling: what
-`coadapt bench scaling` and `coadapt calibrate` measure. No agent, no pacing, no group; state, sampler,
-statistics and evaluation are those of every replica."""
+"""Train one job to its target in this process, at one batch size and with one scaling rule.
+
+`coadapt bench scaling` and `coadapt calibrate` measure such trainings. There is no agent, no pacing and no
+group, but state, sampler, gradient statistics and evaluation are the same code as in a replica.
+"""
 
 import time
 from collections.abc import Callable
@@ -10,47 +12,48 @@ import torch
 
 from common.types import ApplicationSpec, GradientStatistics, JobSpec
 from workloads.applications import applications, build_task
-from workloads.trainer.elastic import Group
 from workloads.trainer.evaluation import evaluate
 from workloads.trainer.gradient_statistics.noise_scale import StepEstimate
 from workloads.trainer.loop import step_alone
 from workloads.trainer.pacer import Pacer
+from workloads.trainer.process_group import single_member_group
 from workloads.trainer.training_state import JobError, TrainingState
 
 GROUPS = 4
-"""Passes a step above M0: as many groups as four replicas have."""
+"""Passes in a step above M0, for as many groups of the gradient statistics as four replicas would give."""
 
 
 class TrainingCase(NamedTuple):
     application: str
     seed: int
     multiple: int
-    """Total batch / M0."""
+    """Total batch size / M0."""
     rule: str
-    """"adascale": the product's own rule for the application's optimizer; "linear": the rate grows with the
-    batch, and a step counts as many steps at M0 as fit into it; "none": neither."""
+    """"adascale": the rule that replicas use for the application's optimizer. "linear": learning rate and
+    progress grow in proportion to the batch. "none": neither grows."""
     budget_examples: int
     target: float | None = None
-    """None: the application's own."""
+    """None: the application's own target."""
     modules: tuple[str, ...] = ()
-    """With applications of the user's own."""
+    """Modules with the user's own applications."""
 
 
 class TrainingOutcome(NamedTuple):
     case: TrainingCase
     ended: str
-    """"target", "enough" (for whom it watched), "budget" (not reached in so many examples) or "diverged"."""
+    """"target", "enough" (the caller ended it), "budget" (examples used up before the target) or
+    "diverged"."""
     progress: float
-    """Steps at M0, as the rule counts them."""
+    """In steps at M0, as the rule counts them."""
     examples: int
     steps: int
     metric: float
-    """Of the last evaluation."""
+    """The metric of the last evaluation."""
     cpu_s: float
 
 
-class Assumed:
-    """An `EfficiencyEstimator` that looks at no gradient: a step is worth scale ** `power` steps at M0."""
+class AssumedEfficiency:
+    """An `EfficiencyEstimator` that ignores the gradients: a step is worth scale ** `power` steps at M0."""
 
     def __init__(self, power: float) -> None:
         self._power = power
@@ -71,14 +74,14 @@ class Assumed:
         pass
 
 
-ASSUMED = {"linear": Assumed(1.0), "none": Assumed(0.0)}
+ASSUMED = {"linear": AssumedEfficiency(1.0), "none": AssumedEfficiency(0.0)}
 
 
 def train(
     case: TrainingCase, enough: Callable[[TrainingState, float], bool] = lambda state, metric: False
 ) -> TrainingOutcome:
-    """Until the target is met or the budget is spent; never longer. `enough` sees each evaluation, and may
-    end it there. Sets torch's threads to one."""
+    """Train until the target is met or the budget is spent. `enough` is called with the state and the metric
+    after each evaluation and ends the training by returning True. Sets torch to one thread."""
     torch.set_num_threads(1)
     start_s = time.process_time()
     application = applications(case.modules)[case.application]
@@ -89,7 +92,7 @@ def train(
         state.estimator = ASSUMED[case.rule]
         state.rule = lambda gain, scale: gain
     passes = 1 if case.multiple == 1 else max(GROUPS, -(-spec.batch_size // spec.max_atomic_batch))
-    alone, pacer, metric = Group(0, 1, None), Pacer(1.0), float("nan")
+    alone, pacer, metric = single_member_group(), Pacer(1.0), float("nan")
     task.model.train()
     ended = ""
     while not ended:

@@ -71,7 +71,7 @@ def test_averages_over_steps_at_one_scale_are_of_as_many_examples_at_another(
     adam = adam_after(10, amsgrad=True)
     squares = second_moment_ratio(known, former, scale) if known else 1.0
     old = averaged(adam)
-    rescale_averages(adam, known, former, scale, rates=0.5)
+    rescale_averages(adam, known, former, scale, rate_ratio=0.5)
     for before, after in zip(old, averaged(adam), strict=True):
         assert after["step"].item() == pytest.approx(10.0 * former / scale)
         for name, beta, factor in (
@@ -98,15 +98,15 @@ def test_the_move_that_the_average_gradient_stands_for_does_not_follow_the_rate(
 
     rate = scaling_rule("adam")
     before = move(rate(1.0, 2.0))
-    rescale_averages(adam, known, 2.0, 16.0, rates=rate(1.0, 2.0) / rate(1.0, 16.0))
+    rescale_averages(adam, known, 2.0, 16.0, rate_ratio=rate(1.0, 2.0) / rate(1.0, 16.0))
     torch.testing.assert_close(move(rate(1.0, 16.0)), before)
 
 
 def test_a_change_and_back_again_changes_nothing() -> None:
     adam = adam_after(10)
     before = averaged(adam)
-    rescale_averages(adam, KNOWN, 16.0, 1.5, rates=3.0)
-    rescale_averages(adam, KNOWN, 1.5, 16.0, rates=1 / 3.0)
+    rescale_averages(adam, KNOWN, 16.0, 1.5, rate_ratio=3.0)
+    rescale_averages(adam, KNOWN, 1.5, 16.0, rate_ratio=1 / 3.0)
     torch.testing.assert_close(averaged(adam), before)
 
 
@@ -114,11 +114,11 @@ def test_a_short_step_between_larger_ones_weighs_as_little_as_it_is_short() -> N
     """As at the end of every epoch; its square of 0 takes 1.5 of 10 x 16 + 1.5 parts from the average."""
     adam = adam_after(10)
     (before, _) = averaged(adam)
-    rescale_averages(adam, KNOWN, 16.0, 1.5, rates=3.0)
+    rescale_averages(adam, KNOWN, 16.0, 1.5, rate_ratio=3.0)
     for parameter in adam.param_groups[0]["params"]:
         parameter.grad = torch.zeros_like(parameter)
     adam.step()
-    rescale_averages(adam, KNOWN, 1.5, 16.0, rates=1 / 3.0)
+    rescale_averages(adam, KNOWN, 1.5, 16.0, rate_ratio=1 / 3.0)
     (after, _) = averaged(adam)
     assert after["step"].item() == pytest.approx(10.0 + 1.5 / 16.0)
     left = corrected(after, "exp_avg_sq", 0.999) / corrected(before, "exp_avg_sq", 0.999)
@@ -131,7 +131,7 @@ def test_after_growth_a_new_square_weighs_as_many_steps_as_it_is_worth() -> None
     adam = torch.optim.Adam([weight])
     for gradient in [1.0] * 10 + [0.0]:
         if not gradient:
-            rescale_averages(adam, None, 1.0, 10.0, rates=1.0)
+            rescale_averages(adam, None, 1.0, 10.0, rate_ratio=1.0)
         weight.grad = torch.full_like(weight, gradient)
         adam.step()
     assert corrected(averaged(adam)[0], "exp_avg_sq", 0.999).numpy() == pytest.approx(0.5, rel=1e-2)
@@ -140,13 +140,13 @@ def test_after_growth_a_new_square_weighs_as_many_steps_as_it_is_worth() -> None
 def test_no_averages_of_squares_are_rescaled_where_there_are_none() -> None:
     weight = nn.Parameter(torch.ones(3))
     fresh = torch.optim.Adam([weight])
-    rescale_averages(fresh, KNOWN, 1.0, 16.0, rates=0.25)
+    rescale_averages(fresh, KNOWN, 1.0, 16.0, rate_ratio=0.25)
     assert not fresh.state
     momentum = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
     weight.grad = torch.ones(3)
     momentum.step()
     before = averaged(momentum)
-    rescale_averages(momentum, KNOWN, 1.0, 16.0, rates=0.25)
+    rescale_averages(momentum, KNOWN, 1.0, 16.0, rate_ratio=0.25)
     torch.testing.assert_close(averaged(momentum), before, rtol=0.0, atol=0.0)
 
 

@@ -1,10 +1,8 @@
-"""What becomes of a job, in real replicas, when its state can be neither saved nor read."""
+"""What happens to a job, in real replicas, when its state cannot be saved or read."""
 
 import resource
 import shutil
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import pytest
 
@@ -19,7 +17,7 @@ from common.protocol import (
     TargetReached,
     TrainingSample,
 )
-from tests.fixtures.replica_fleet import EVERY_STEP, Fleet, running_store, tiny_spec
+from tests.fixtures.replica_fleet import EVERY_STEP, Fleet
 from workloads.trainer.checkpoint import saved_in
 
 pytestmark = pytest.mark.timeout(120)
@@ -27,32 +25,11 @@ MakeFleet = Callable[..., Fleet]
 M0 = 24
 OFTEN = TrainerConfig(sample_every_s=1e-9, checkpoint_every_s=0.02, warmup_steps=0)
 FULL = "File too large"
-"""What the kernel says where a limit takes the place of the disk's."""
-
-
-@pytest.fixture(scope="module")
-def store_port() -> Iterator[int]:
-    with running_store() as store:
-        yield store.port
-
-
-@pytest.fixture
-def make_fleet(tmp_path: Path, store_port: int, request: pytest.FixtureRequest) -> Iterator[MakeFleet]:
-    fleets: list[Fleet] = []
-
-    def make(config: TrainerConfig, **changes: Any) -> Fleet:
-        folder = tmp_path / "job"
-        folder.mkdir()
-        fleets.append(Fleet(folder, tiny_spec(id=request.node.name, **changes), store_port, config))
-        return fleets[-1]
-
-    yield make
-    for fleet in fleets:
-        fleet.close()
+"""The kernel's error for a file beyond the limit that stands in for a full disk."""
 
 
 def fill_disk(fleet: Fleet, room_bytes: int = 100) -> None:
-    """The replicas can write no file beyond so many bytes: the kernel refuses like a full disk."""
+    """Let the replicas write no file larger than this: the kernel refuses it like a full disk."""
     for name in fleet.members:
         pid = fleet.processes[name].pid
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (room_bytes, resource.RLIM_INFINITY))
@@ -62,7 +39,7 @@ def last_step(fleet: Fleet) -> int:
     return fleet.of(TrainingSample)[-1].total_steps
 
 
-def test_on_a_full_disk_training_goes_on_and_a_preempted_job_resumes_from_less_aloud(
+def test_on_a_full_disk_training_goes_on_and_a_preempted_job_resumes_from_its_last_checkpoint(
     make_fleet: MakeFleet,
 ) -> None:
     fleet = make_fleet(OFTEN)
@@ -95,7 +72,7 @@ def test_on_a_full_disk_training_goes_on_and_a_preempted_job_resumes_from_less_a
     fleet.wait_for(CheckpointSaved, lambda _: len(fleet.of(CheckpointSaved)) > again)
 
 
-def test_a_folder_that_is_gone_stops_no_training(make_fleet: MakeFleet) -> None:
+def test_training_goes_on_when_the_folder_of_the_job_is_deleted(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(OFTEN)
     fleet.order(2, M0 // 2)
     fleet.wait_for(CheckpointSaved)
@@ -117,7 +94,7 @@ def test_a_final_checkpoint_that_cannot_be_saved_fails_the_job_with_the_reason(m
     assert not fleet.of(TargetReached)
 
 
-def test_a_job_none_of_whose_checkpoints_is_good_starts_over_aloud(make_fleet: MakeFleet) -> None:
+def test_a_job_without_a_usable_checkpoint_starts_over_and_reports_it(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(OFTEN)
     fleet.order(1, M0)
     fleet.wait_for(CheckpointSaved, lambda _: len(fleet.of(CheckpointSaved)) >= 2)
@@ -125,13 +102,13 @@ def test_a_job_none_of_whose_checkpoints_is_good_starts_over_aloud(make_fleet: M
     fleet.preempt()
     fleet.checkpoint = fleet.wait_for(JobSaved).checkpoint
     fleet.wait_for_exit(member)
-    newest, former = saved_in(fleet.folder)
+    newest, previous = saved_in(fleet.folder)
     newest.write_bytes(newest.read_bytes()[:-1])
-    former.write_bytes(b"")
+    previous.write_bytes(b"")
 
     fleet.order(1, M0)
     started = fleet.wait_for(GenerationStarted, lambda event: event.generation == fleet.generation)
     said = [(event.path, event.fallback) for event in fleet.of(CheckpointFellBack)]
-    assert said == [(str(newest), str(former)), (str(former), "")]
+    assert said == [(str(newest), str(previous)), (str(previous), "")]
     assert (started.state_from, started.progress) == ("scratch", 1.0)
     assert started.progress_lost > 1.0

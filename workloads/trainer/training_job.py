@@ -1,4 +1,4 @@
-"""A job as one replica has it: its state, its folder, and what it says to its agent."""
+"""A job inside one replica: its training state, its folder, and its reports to the agent."""
 
 import contextlib
 import math
@@ -15,20 +15,21 @@ from common.protocol import (
 )
 from workloads.applications import applications, build_task
 from workloads.trainer import checkpoint
-from workloads.trainer.elastic import Group
 from workloads.trainer.evaluation import evaluate
 from workloads.trainer.pacer import Pacer
-from workloads.trainer.reports import Reporter, StepWatch
+from workloads.trainer.process_group import Group
+from workloads.trainer.progress_reporter import ProgressReporter
+from workloads.trainer.step_timer import StepTimer
 from workloads.trainer.training_state import JobError, TrainingState
 
 
 class TrainingJob:
-    """Building it runs the application's own code: any exception of that is the job's."""
+    """Creating it runs the application's own code, and raises whatever that code raises."""
 
     def __init__(self, start: ReplicaStart, pacer: Pacer, send: Callable[[ReplicaMessage], None]) -> None:
         self.spec, self.config, self.pacer, self._send = start.spec, start.trainer, pacer, send
         self.folder = Path(start.job_dir)
-        self.reporter = Reporter(self.spec.id, self.config, self.folder, send)
+        self.reporter = ProgressReporter(self.spec.id, self.config, self.folder, send)
         application = applications(start.application_modules)[self.spec.application]
         task = build_task(
             self.spec.application, self.spec.seed, self.spec.settings, start.application_modules
@@ -36,9 +37,10 @@ class TrainingJob:
         task.model.train()
         self.state = TrainingState(self.spec, application, task)
         self.state_from = ""
-        """Where the state came from: "", as long as there is none that means anything to others."""
+        """Where the state came from: "survivor", "checkpoint" or "scratch"; "" while it is still untrained
+        and not shared with a group."""
         self.metric = math.nan
-        """Of the last evaluation."""
+        """The metric of the last evaluation."""
         self.lock = checkpoint.StateLock(self.folder)
         self._named_checkpoint = start.checkpoint
         self._last_save_s = time.monotonic()
@@ -48,7 +50,10 @@ class TrainingJob:
         return self.state_from != ""
 
     def evaluate(self, group: Group) -> bool:
-        """Whether the target is met, on held-out data. Raises JobError when the budget is spent."""
+        """Evaluate on the held-out data and return whether the target is met.
+
+        Raises GroupBroken, and JobError when the progress budget is spent without meeting the target.
+        """
         state = self.state
         self.metric = metric = evaluate(state.task, self.spec.max_atomic_batch, group, self.pacer)
         reached = state.note_evaluation(metric)
@@ -70,27 +75,28 @@ class TrainingJob:
             )
         return reached
 
-    def after_step(self, group: Group, watch: StepWatch, loss: float, gain: float) -> None:
-        self.reporter.step(self.state, watch, loss, gain)
+    def after_step(self, group: Group, timer: StepTimer, loss: float, gain: float) -> None:
+        self.reporter.step(self.state, timer, loss, gain)
         if self.state.progress > self.spec.max_progress:
             self.state.next_evaluation = self.state.progress
         if group.rank == 0 and time.monotonic() - self._last_save_s > self.config.checkpoint_every_s:
             self.try_save("periodic")
 
     def try_save(self, reason: str) -> None:
-        """Save where that is possible; training goes on in any case, and the event tells of it."""
+        """Save if possible. If not, training goes on; the event CheckpointFellBack reports the problem."""
         with contextlib.suppress(checkpoint.CheckpointError):
             self.save(reason)
 
     def save(self, reason: str) -> Path:
-        """Write the state to disk. Raises CheckpointError, after the event, where that is not possible."""
+        """Write the state to disk and return the checkpoint. If that fails, send CheckpointFellBack and raise
+        CheckpointError."""
         self._last_save_s = time.monotonic()
         try:
             saved = checkpoint.save(self.folder, self.state.steps, self.state.to_bytes())
         except OSError as error:
-            former = next(iter(checkpoint.saved_in(self.folder)), "")
+            previous = next(iter(checkpoint.saved_in(self.folder)), "")
             problem = f"the {reason} checkpoint could not be saved: {error.strerror}"
-            self._say_fallback(str(self.folder), str(former), problem)
+            self._report_fallback(str(self.folder), str(previous), problem)
             raise checkpoint.CheckpointError(problem) from error
         self._send(
             CheckpointSaved(
@@ -106,13 +112,13 @@ class TrainingJob:
         return saved.path
 
     def resume(self) -> None:
-        """The state from the newest checkpoint that is good, or the untrained one where there is none."""
+        """Load the newest checkpoint that can be used; keep the untrained state if there is none."""
         untrained = self.state.to_bytes()
         found = checkpoint.load_newest(
-            self.folder, self._named_checkpoint, self.state.load_bytes, self._say_fallback
+            self.folder, self._named_checkpoint, self.state.load_bytes, self._report_fallback
         )
         if found is None:
-            # What did not fit may have been loaded in part.
+            # A checkpoint that did not fit may have been loaded in part.
             self.state.load_bytes(untrained)
             self.state_from = "scratch"
         else:
@@ -120,5 +126,5 @@ class TrainingJob:
             age_s = max(time.time() - found.stat().st_mtime, 0.0)
             self.reporter.trained_until(time.monotonic() - age_s)
 
-    def _say_fallback(self, path: str, fallback: str, reason: str) -> None:
+    def _report_fallback(self, path: str, fallback: str, reason: str) -> None:
         self._send(CheckpointFellBack(job_id=self.spec.id, path=path, fallback=fallback, reason=reason))

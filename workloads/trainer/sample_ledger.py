@@ -1,11 +1,11 @@
-"""Proof that every example was used exactly once an epoch.
+"""Evidence that every example was used exactly once in each epoch.
 
-Each example has a 60-bit hash; the *mark* of a set of examples is the sum of their hashes modulo 2^60, so
-that marks of parts add up to the mark of the whole, and a lost, repeated or exchanged example changes it
-(up to a chance of 2^-60). Each rank computes mark and count of the examples of which it really took the
-gradient; they travel with the gradients as five limbs of 12 bits, whose sums over up to 4096 ranks are exact
-even in single precision. So all ranks keep the same ledger, and a checkpoint carries it to the verifier,
-which computes what each epoch must have given.
+Each example has a 60-bit hash. The *mark* of a set of examples is the sum of their hashes modulo 2^60: the
+marks of parts add up to the mark of the whole, and a lost, repeated or exchanged example changes it (except
+with probability 2^-60). Each rank computes the mark and the count of the examples whose gradient it really
+computed. They travel with the gradients as five limbs of 12 bits, whose sums over up to 4096 ranks are exact
+even in single precision. So all ranks keep the same ledger; a checkpoint carries it to the verifier, which
+computes what the mark of each epoch must be.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ WORD_MASK = (1 << 64) - 1
 
 
 def mix(value: int) -> int:
-    """One word of SplitMix64 (Steele, Lea, Flood 2014): spreads neighbouring numbers over 64 bits."""
+    """Hash a number to 64 bits: one step of SplitMix64 (Steele, Lea, Flood 2014)."""
     value = (value + 0x9E3779B97F4A7C15) & WORD_MASK
     value = ((value ^ (value >> 30)) * 0xBF58476D1CE4E5B9) & WORD_MASK
     value = ((value ^ (value >> 27)) * 0x94D049BB133111EB) & WORD_MASK
@@ -28,14 +28,14 @@ def mix(value: int) -> int:
 
 
 class Fingerprints:
-    """Hashes of `examples` examples."""
+    """The hashes of the examples 0 .. `examples` - 1."""
 
     def __init__(self, examples: int) -> None:
         self.hashes = np.fromiter(map(mix, range(examples)), dtype=np.uint64, count=examples)
         self.all = self._mark(self.hashes)
 
     def mark(self, passes: Iterable[torch.Tensor]) -> int:
-        """Of index tensors, int64 [n]."""
+        """The mark of the examples with these indices, each tensor int64 [n]."""
         return sum(self._mark(self.hashes[indices.numpy()]) for indices in passes) & MARK_MASK
 
     @staticmethod
@@ -44,17 +44,17 @@ class Fingerprints:
 
 
 def limbs(mark: int) -> tuple[float, ...]:
-    """The mark in 12-bit pieces, lowest first."""
+    """The mark as LIMBS pieces of 12 bits, lowest first."""
     return tuple(float((mark >> (LIMB_BITS * i)) & ((1 << LIMB_BITS) - 1)) for i in range(LIMBS))
 
 
 def from_limbs(sums: Sequence[float]) -> int:
-    """The mark whose pieces, summed over ranks, are `sums`."""
+    """The mark of all ranks together, from the sums of their limbs."""
     return sum(int(part) << (LIMB_BITS * i) for i, part in enumerate(sums)) & MARK_MASK
 
 
-class Ledger:
-    """Count and mark of the present epoch and of each finished one."""
+class SampleLedger:
+    """Count and mark of the examples used in the current epoch and in each finished one."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -70,7 +70,8 @@ class Ledger:
         self.count, self.mark = 0, 0
 
     def findings(self, fingerprints: Fingerprints, epochs: int, used: torch.Tensor) -> tuple[str, ...]:
-        """What is wrong, given the `epochs` that must be finished and the indices used in the present one."""
+        """What is wrong, one sentence each: `epochs` must be finished, and the examples `used`, int64 [n],
+        must be those of the current epoch."""
         if len(self.finished) != epochs:
             return (f"ledger has {len(self.finished)} finished epochs, the sampler {epochs}",)
         expected = [(len(fingerprints.hashes), fingerprints.all)] * epochs

@@ -1,4 +1,4 @@
-"""Calls that may never return, with a bound on the wait for them."""
+"""Calls that may never return, with a bound on how long the caller waits for them."""
 
 import threading
 from collections.abc import Callable
@@ -10,21 +10,21 @@ Calls = SimpleQueue[tuple[Callable[[], Any], SimpleQueue[tuple[Any, BaseExceptio
 
 
 class BoundedCaller:
-    """Makes calls one after the other, in a thread of its own. A call that takes too long is left behind
-    together with its thread, which ends should the call ever return; the next one gets a new thread.
+    """Makes calls one after the other in a thread of its own.
 
-    The threads are daemons: the end of the process does not wait for them, which rules out those of
-    `concurrent.futures`.
+    A call that takes too long is abandoned together with its thread; the next call gets a new thread. The
+    abandoned thread ends if the call ever returns. Threads are daemons, so the process can exit while one
+    still hangs; the threads of `concurrent.futures` would block the exit.
     """
 
     def __init__(self) -> None:
         self._calls: Calls | None = None
 
     def call(self, function: Callable[[], T], timeout_s: float) -> T:
-        """What `function` returns or raises; TimeoutError after `timeout_s` without either."""
+        """Return or raise what `function` returns or raises; raise TimeoutError after `timeout_s`."""
         if self._calls is None:
             self._calls = SimpleQueue()
-            threading.Thread(target=_serve, args=(self._calls,), daemon=True).start()
+            threading.Thread(target=_make_calls, args=(self._calls,), daemon=True).start()
         answer: SimpleQueue[tuple[T, BaseException | None]] = SimpleQueue()
         self._calls.put((function, answer))
         try:
@@ -38,12 +38,12 @@ class BoundedCaller:
         return value
 
 
-def _serve(calls: Calls) -> None:
+def _make_calls(calls: Calls) -> None:
     while (call := calls.get()) is not None:
         function, answer = call
         try:
             answer.put((function(), None))
         except BaseException as error:
             answer.put((None, error))
-        # What was asked and answered must not live on until the next call.
+        # Release the objects now; otherwise they would live until the next call.
         del call, function, answer

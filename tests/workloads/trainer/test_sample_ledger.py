@@ -4,7 +4,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from workloads.trainer.gradient_statistics.flat_gradients import StepSums
-from workloads.trainer.ledger import LIMBS, MARK_MASK, Fingerprints, Ledger, from_limbs, limbs, mix
+from workloads.trainer.sample_ledger import (
+    LIMBS,
+    MARK_MASK,
+    Fingerprints,
+    SampleLedger,
+    from_limbs,
+    limbs,
+    mix,
+)
 from workloads.trainer.sampler import Sampler
 
 EXAMPLES = 60
@@ -12,7 +20,7 @@ EXAMPLES = 60
 
 def run(epochs: float, spoil_step: int | None = None, spoil: str = "") -> tuple[str, ...]:
     """Findings after so many epochs on three ranks, whose sums are added up in float32 as a group would."""
-    sampler, fingerprints, ledger = Sampler(EXAMPLES, 3), Fingerprints(EXAMPLES), Ledger()
+    sampler, fingerprints, ledger = Sampler(EXAMPLES, 3), Fingerprints(EXAMPLES), SampleLedger()
     step = 0
     while sampler.epoch + sampler.cursor / EXAMPLES < epochs:
         reduced = torch.zeros(1 + LIMBS)
@@ -33,7 +41,7 @@ def run(epochs: float, spoil_step: int | None = None, spoil: str = "") -> tuple[
         if sampler.advance(total):
             ledger.end_epoch()
         step += 1
-    kept = Ledger()
+    kept = SampleLedger()
     kept.load(ledger.state())
     return kept.findings(fingerprints, sampler.epoch, sampler.used())
 
@@ -59,7 +67,7 @@ def test_an_unfinished_epoch_is_checked_up_to_its_cursor() -> None:
 
 
 def test_a_missing_epoch_is_found() -> None:
-    assert Ledger().findings(Fingerprints(3), 2, torch.zeros(0, dtype=torch.int64)) == (
+    assert SampleLedger().findings(Fingerprints(3), 2, torch.zeros(0, dtype=torch.int64)) == (
         "ledger has 0 finished epochs, the sampler 2",
     )
 

@@ -1,7 +1,7 @@
-"""What a replica tells of its training: step times, samples, beginnings of generations.
+"""What a replica reports about its training: step times, samples, and the start of each generation.
 
-Rank 0 speaks for its group, but for GenerationStarted: that comes from the rank that brought the state, which
-alone knows how long nobody trained.
+Rank 0 reports for its group. The exception is GenerationStarted: the rank that brought the state sends it,
+since only that rank knows how long no replica was training.
 """
 
 import statistics
@@ -22,59 +22,13 @@ from common.protocol import (
     TrainingSample,
 )
 from workloads.trainer.checkpoint import note_progress
+from workloads.trainer.step_timer import Clock, StepTimer
 from workloads.trainer.training_state import TrainingState
-
-Clock = Callable[[], float]
-
-
-class StepWatch:
-    """Times of one step of a replica that has a slot of this speed.
-
-    A pass takes what it would take by itself, over and over: its CPU time over the speed, or its wall time
-    where it waits for something. Not what it just took, for it may use up at once what its slot has saved
-    while the replica waited for the others; that part of the waiting costs the step nothing."""
-
-    def __init__(
-        self, speed: float, clock: Clock = time.perf_counter, cpu_clock: Clock = time.process_time
-    ) -> None:
-        self._speed, self._clock, self._cpu_clock = speed, clock, cpu_clock
-        self.start()
-
-    def start(self) -> None:
-        self.passes_s: list[float] = []
-        self.sync_s = 0.0
-        self.total_s = 0.0
-        """Pauses included."""
-        self.start_pass()
-        self._start_s = self._pass_from_s
-
-    def start_pass(self) -> None:
-        self._pass_from_s, self._used_s = self._clock(), self._cpu_clock()
-
-    def end_pass(self) -> None:
-        """Before the pause that follows it."""
-        wall_s, used_s = self._clock() - self._pass_from_s, self._cpu_clock() - self._used_s
-        self.passes_s.append(max(wall_s, used_s / self._speed))
-
-    def start_sync(self) -> None:
-        self._sync_start_s = self._clock()
-
-    def end_sync(self) -> None:
-        self.sync_s = self._clock() - self._sync_start_s
-
-    def end(self) -> None:
-        self.total_s = self._clock() - self._start_s
-
-    @property
-    def step_s(self) -> float:
-        """The last pass with the all-reduce, the update and all else: what the passes before it leave of
-        the whole step."""
-        return self.total_s - sum(self.passes_s[:-1])
 
 
 @dataclass
-class _Window:
-    """Steps since the last sample."""
+class SampleWindow:
+    """The steps since the last sample."""
 
     start_s: float
     steps: int = 0
@@ -85,9 +39,12 @@ class _Window:
     sync_s: list[float] = field(default_factory=list)
 
 
-class Reporter:
-    """`send` takes one message. Call `switch` whenever an order begins to be followed, `step` after each
-    step, `flush` before anything else is followed."""
+class ProgressReporter:
+    """Sends the reports of one replica, each as one call of `send`.
+
+    Call `switch` when the replica starts to follow an order, `step` after each step, and `flush` before it
+    follows another order.
+    """
 
     def __init__(
         self,
@@ -101,23 +58,26 @@ class Reporter:
         self._clock = clock
         self.last_step_s = clock()
         """End of the last step, or the start of this process."""
-        self._window = _Window(self.last_step_s)
+        self._window = SampleWindow(self.last_step_s)
         self._beginning: GenerationStarted | None = None
         self._order: ReplicaOrder | None = None
         self._steps = 0
-        """Steps under the present order."""
+        """Steps under the current order."""
 
     def trained_until(self, t_s: float) -> None:
-        """Others have trained until then, where that is later than the start of this process."""
+        """Other replicas made the last step at `t_s`; ignored if that is before this process started."""
         self.last_step_s = max(self.last_step_s, t_s)
 
     def switch(self, order: ReplicaOrder, step: int, beginning: GenerationStarted | None = None) -> None:
-        """`beginning` is what to complete and send after the first step of a new group, by the rank that
-        brought its state."""
-        grouped = self._order is not None and self._order.group == order.group
+        """Follow `order` from now on, after `step` completed steps of the job.
+
+        `beginning`, on the rank that brought the state of a new group, is completed and sent after the
+        group's first step.
+        """
+        same_group = self._order is not None and self._order.group == order.group
         self._order, self._beginning, self._steps = order, beginning, 0
-        self._window = _Window(self._clock())
-        if grouped and order.rank == 0:
+        self._window = SampleWindow(self._clock())
+        if same_group and order.rank == 0:
             self._send(
                 BatchChanged(
                     job_id=self._job_id,
@@ -128,12 +88,12 @@ class Reporter:
                 )
             )
 
-    def step(self, state: TrainingState, watch: StepWatch, loss: float, gain: float) -> None:
+    def step(self, state: TrainingState, timer: StepTimer, loss: float, gain: float) -> None:
         assert self._order is not None
         now_s = self._clock()
         self._steps += 1
         if self._steps == 1:
-            self._first_step(state, now_s - self.last_step_s - watch.total_s, watch.total_s)
+            self._first_step(state, now_s - self.last_step_s - timer.total_s, timer.total_s)
         self.last_step_s = now_s
         if self._order.rank != 0:
             return
@@ -142,14 +102,14 @@ class Reporter:
         window.loss += loss
         window.gain = gain
         if self._steps > self._config.warmup_steps:
-            window.accumulation_s.extend(watch.passes_s)
-            window.step_s.append(watch.step_s)
-            window.sync_s.append(watch.sync_s)
+            window.accumulation_s.extend(timer.passes_s)
+            window.step_s.append(timer.last_pass_s)
+            window.sync_s.append(timer.sync_s)
         if now_s - window.start_s >= self._config.sample_every_s:
             self.flush(state)
 
     def flush(self, state: TrainingState) -> None:
-        """Send what has been seen since the last sample, if anything."""
+        """Send a sample of the steps since the last one, if there are any."""
         order, window = self._order, self._window
         if order is None or order.rank != 0 or window.steps == 0:
             return
@@ -177,7 +137,7 @@ class Reporter:
             )
         )
         note_progress(self._folder, state.progress)
-        self._window = _Window(now_s)
+        self._window = SampleWindow(now_s)
 
     def _first_step(self, state: TrainingState, lost_s: float, step_s: float) -> None:
         assert self._order is not None

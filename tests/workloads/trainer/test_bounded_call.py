@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from workloads.trainer.bounded import BoundedCaller
+from workloads.trainer.bounded_call import BoundedCaller
 
 LONG_S = 30.0
 
