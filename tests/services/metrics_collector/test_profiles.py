@@ -239,6 +239,4 @@ def test_a_job_of_an_unknown_application_uses_only_its_own_data() -> None:
     assert job is not None
     own = jobs.fit(job)
     assert jobs.profile("a").parameters == own.parameters
-    assert jobs.profile("a", "app", 0.9).application_replicas == 2, (
-        "now the application is known"
-    )
+    assert jobs.profile("a", "app", 0.9).application_replicas == 2, "now the application is known"

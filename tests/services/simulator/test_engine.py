@@ -252,9 +252,7 @@ def test_rounds_in_which_a_policy_fails_change_nothing_and_are_told() -> None:
     assert len(run.state.ended) == 2
     assert run.state.rounds // 2 <= len(run.undecided) <= run.state.rounds // 2 + 1
     (told,) = set(run.undecided)
-    assert told.startswith(
-        "unchanged: policy 'raises' gave no valid decision: ZeroDivisionError: by zero"
-    )
+    assert told.startswith("unchanged: policy 'raises' gave no valid decision: ZeroDivisionError: by zero")
 
 
 def test_what_a_policy_says_of_a_job_it_keeps_is_not_taken_for_a_failure() -> None:
