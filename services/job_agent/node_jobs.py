@@ -52,7 +52,7 @@ from services.job_agent.reconcile import (
     VerifierRecord,
     reconcile,
 )
-from services.job_agent.replicas import Exit, Processes
+from services.job_agent.replicas import ChildProcesses, Exit
 from services.job_agent.unsaved import Unsaved
 
 TAIL_LINES = 20
@@ -83,7 +83,7 @@ class NodeJobs:
         node: str,
         slots: int,
         config: Config,
-        processes: Processes,
+        processes: ChildProcesses,
         publish: Callable[[Event], None],
         report: Callable[[Fact], None],
         clock: Callable[[], float] = time.monotonic,

@@ -77,7 +77,7 @@ class Child:
                 self.handle.send_signal(number)
 
 
-class Processes:
+class ChildProcesses:
     """The loop calls all callbacks. `on_message(name, bytes)` and `on_exit(name, Exit)` concern processes
     that `start` has started; all messages of a process come before its exit. `on_store(port)`: the store
     listens, and processes can be started. `on_broken()`: the store or the fork server has died; kill the
@@ -120,12 +120,12 @@ class Processes:
 
     def prepare(self) -> None:
         """Start fork server and store. Does not wait until torch is imported: a thread does that."""
-        ours, theirs = self._context.Pipe()
+        agent_end, child_end = self._context.Pipe()
         process = self._context.Process(
-            target=child_entry.store, args=(theirs, self._host), name=STORE, daemon=True
+            target=child_entry.store, args=(child_end, self._host), name=STORE, daemon=True
         )
-        self._store = Child(process, ours)
-        self._loop.on_fd(ours.fileno(), self._read_store)
+        self._store = Child(process, agent_end)
+        self._loop.on_fd(agent_end.fileno(), self._read_store)
 
         def launch() -> None:
             try:
@@ -135,7 +135,7 @@ class Processes:
                 if not self._closing:
                     log.error("the fork server did not start the store", error=repr(error))
             finally:
-                theirs.close()
+                child_end.close()
 
         self._launcher = threading.Thread(target=launch, name="launch-store", daemon=True)
         self._launcher.start()
@@ -146,24 +146,24 @@ class Processes:
         if self._fork_server is None or not is_alive(self._fork_server):
             return None
         output.parent.mkdir(parents=True, exist_ok=True)
-        ours, theirs = self._context.Pipe()
+        agent_end, child_end = self._context.Pipe()
         process = self._context.Process(
-            target=target, args=(theirs, start, str(output)), name=name, daemon=True
+            target=target, args=(child_end, start, str(output)), name=name, daemon=True
         )
         try:
             with blocked_signals(*STOP_SIGNALS):
                 process.start()
         except (EOFError, ConnectionError):
-            ours.close()
+            agent_end.close()
             return None
         finally:
-            theirs.close()
+            child_end.close()
         assert process.pid is not None
-        child = Child(process, ours)
+        child = Child(process, agent_end)
         with contextlib.suppress(psutil.NoSuchProcess):
             child.handle = psutil.Process(process.pid)
         self._children[name] = child
-        self._loop.on_fd(ours.fileno(), lambda: self._read(name, READS_AT_ONCE))
+        self._loop.on_fd(agent_end.fileno(), lambda: self._read(name, READS_AT_ONCE))
         self._loop.on_fd(process.sentinel, lambda: self._reap(name))
         return process.pid
 

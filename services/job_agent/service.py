@@ -20,7 +20,7 @@ from common.messaging.reactor import Reactor
 from common.protocol import Event, Fact, Orders, Registered
 from common.types import Node
 from services.job_agent.node_jobs import NodeJobs
-from services.job_agent.replicas import Exit, Processes
+from services.job_agent.replicas import ChildProcesses, Exit
 from services.job_agent.scheduler_connection import SchedulerConnection
 
 FLUSH_S = 1.0
@@ -51,7 +51,7 @@ class AgentService:
         )
         self.run_id = ""
         self.publisher: EventPublisher | None = None
-        self.processes = Processes(
+        self.processes = ChildProcesses(
             reactor,
             host=config.agent.host,
             grace_s=config.agent.stop_s * 0.3,

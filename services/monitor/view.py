@@ -87,10 +87,10 @@ def job_lines(table: JobTable) -> list[str]:
 
 def change_lines(old: JobTable | None, new: JobTable) -> list[str]:
     """One line for each job that is new or whose state, slots or batch has changed since the older table."""
-    former = {row.id: _key_facts(row) for row in old.jobs} if old else {}
+    before = {row.id: _key_facts(row) for row in old.jobs} if old else {}
     lines = []
     for row in new.jobs:
-        if former.get(row.id) != _key_facts(row):
+        if before.get(row.id) != _key_facts(row):
             job, _, state, slots, batch, progress, metric, reason = _texts(row)
             facts = (state, slots, f"batch {batch}" if batch else "", f"progress {progress}", metric)
             text = "  ".join(fact for fact in facts if fact)

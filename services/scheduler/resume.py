@@ -48,13 +48,13 @@ def check_config(run_dir: Path, config: Config) -> None:
     started."""
     path = run_dir / CONFIG_COPY
     try:
-        former = msgspec.json.decode(path.read_bytes(), type=Config)
+        original = msgspec.json.decode(path.read_bytes(), type=Config)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}; the run cannot be resumed") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise UserError(f"{path}: {error}; the run cannot be resumed") from error
     for section, key in SETTINGS_OF_THE_CORE:
-        was, now = (getattr(getattr(c, section), key) for c in (former, config))
+        was, now = (getattr(getattr(c, section), key) for c in (original, config))
         if was != now:
             raise UserError(
                 f"run {run_dir.name!r} was started with {section}.{key} = {_text(was)} and cannot be resumed "

@@ -3,7 +3,7 @@
 A job starts in the first queue. Once it has used `threshold_slot_s` slot-seconds it moves to the end of the
 second queue and stays in it. Every round goes through the first queue and then the second, in order. A job
 runs on the replicas it requested if that many slots are left. Otherwise it waits and loses the slots it had.
-Short jobs thus finish before long ones, although no job's length is known in advance.
+Short jobs thus finish before long ones, although the length of a job is not known in advance.
 
 The published threshold is 16 hours on one GPU. Jobs of a few minutes never reach it, which makes the policy
 first come, first served with overtaking. A useful threshold for them is about the total number of

@@ -15,7 +15,7 @@ import pytest
 
 from common.lifecycle import StopFlag
 from common.messaging.reactor import Reactor
-from services.job_agent.replicas import Exit, Processes, find_fork_server, is_alive
+from services.job_agent.replicas import ChildProcesses, Exit, find_fork_server, is_alive
 from tests.fixtures.child_bodies import echo, exit_with, ignore_everything, report_signals, talk_and_finish
 
 GRACE_S = 0.5
@@ -24,7 +24,7 @@ LATE_S = 0.3
 
 
 class ProcessHost:
-    """`Processes` with a real reactor; keeps messages, exits and ports."""
+    """`ChildProcesses` with a real reactor; keeps messages, exits and ports."""
 
     def __init__(self) -> None:
         self.reactor = Reactor(StopFlag())
@@ -32,7 +32,7 @@ class ProcessHost:
         self.exits: dict[str, Exit] = {}
         self.ports: list[int] = []
         self.broken = 0
-        self.processes = Processes(
+        self.processes = ChildProcesses(
             self.reactor,
             host="127.0.0.1",
             grace_s=GRACE_S,

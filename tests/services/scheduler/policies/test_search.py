@@ -1,4 +1,4 @@
-"""The exact search: against brute force where that is possible, and its invariants everywhere."""
+"""The exact search: compared with brute force on small inputs, and its invariants on all inputs."""
 
 import itertools
 import math
@@ -11,12 +11,11 @@ from hypothesis import strategies as st
 from services.scheduler.policies.placement import Board, Row, row_size
 from services.scheduler.policies.pollux import utility
 from services.scheduler.policies.search import Options, Solution, divide, solve
-
-SEEDS = st.integers(0, 2**32 - 1)
+from tests.fixtures.policy_views import SEEDS
 
 
 def random_utilities(rng: np.random.Generator, jobs: int, most: int) -> np.ndarray:
-    """Increasing, concave, with jumps, with ties, and with counts that are not allowed."""
+    """Utilities of several kinds: rising, concave, with jumps or ties; some counts are not allowed."""
     kind = rng.integers(4)
     steps = rng.random((jobs, most + 1))
     if kind == 1:
@@ -31,7 +30,7 @@ def random_utilities(rng: np.random.Generator, jobs: int, most: int) -> np.ndarr
 
 
 def random_jobs(rng: np.random.Generator, slots: list[int], count: int) -> list[Options]:
-    """Jobs of which some hold a row; together the rows fit."""
+    """Random jobs. Some hold a row, and all these rows fit together."""
     board = Board(slots, one_spread_a_node=True)
     jobs = []
     for _ in range(count):
@@ -50,7 +49,7 @@ def random_jobs(rng: np.random.Generator, slots: list[int], count: int) -> list[
     return jobs
 
 
-def worth(job: Options, row: Row) -> float:
+def utility_of(job: Options, row: Row) -> float:
     if not row:
         return float(job.together[0])
     moved = float(job.together[row_size(row)] if len(row) == 1 else job.spread[row_size(row)])
@@ -60,7 +59,7 @@ def worth(job: Options, row: Row) -> float:
 def rows_of(job: Options, slots: list[int]) -> list[Row]:
     ways = itertools.product(*(range(free + 1) for free in slots))
     rows = [tuple((n, r) for n, r in enumerate(way) if r) for way in ways if sum(way) < len(job.together)]
-    return [row for row in rows if worth(job, row) > -math.inf]
+    return [row for row in rows if utility_of(job, row) > -math.inf]
 
 
 def best_by_brute_force(jobs: list[Options], slots: list[int]) -> float:
@@ -71,7 +70,7 @@ def best_by_brute_force(jobs: list[Options], slots: list[int]) -> float:
         for row in rows_of(jobs[at], slots):
             if board.fits(row):
                 board.take(row)
-                reached = max(reached, worth(jobs[at], row) + best(at + 1, board))
+                reached = max(reached, utility_of(jobs[at], row) + best(at + 1, board))
                 board.give_back(row)
         return reached
 
@@ -83,7 +82,7 @@ def check(solution: Solution, jobs: list[Options], slots: list[int], one_spread_
     for row in solution.rows:
         assert board.fits(row)
         board.take(row)
-    total = sum(worth(job, row) for job, row in zip(jobs, solution.rows, strict=True))
+    total = sum(utility_of(job, row) for job, row in zip(jobs, solution.rows, strict=True))
     assert solution.value <= solution.bound
     # A row of several nodes is credited with no more than one node would give.
     assert total >= solution.value - 1e-9
@@ -102,7 +101,7 @@ def test_the_division_is_the_best_of_all_divisions(seed: int, jobs: int, slots: 
 
 @pytest.mark.parametrize("seed", [30, 137, 202, 327])
 def test_huge_utilities_leave_every_job_a_count(seed: int) -> None:
-    """At p = -4 a job without slots is worth -1e12, and rounding put the bound below what it bounds."""
+    """At p = -4 a job without slots has a utility of -1e12, so rounding can put the bound below the value."""
     rng = np.random.default_rng(seed)
     jobs = int(rng.integers(1, 20))
     speedups = np.cumsum(rng.random((jobs, 9)), axis=1)
@@ -115,7 +114,7 @@ def test_huge_utilities_leave_every_job_a_count(seed: int) -> None:
 
 
 @given(SEEDS)
-def test_value_and_bound_enclose_the_best_placement_there_is(seed: int) -> None:
+def test_the_best_placement_lies_between_value_and_bound(seed: int) -> None:
     rng = np.random.default_rng(seed)
     slots = rng.integers(1, 4, size=int(rng.integers(1, 4))).tolist()
     jobs = random_jobs(rng, slots, int(rng.integers(1, 4)))
@@ -160,19 +159,19 @@ def concave(most: int, scale: float) -> Options:
     return Options(together=utility, spread=spread)
 
 
-def test_on_ties_those_that_come_first_get_more() -> None:
+def test_on_ties_earlier_jobs_get_more() -> None:
     solution = solve([concave(4, 1.0) for _ in range(3)], [4])
     assert [row_size(row) for row in solution.rows] == [2, 1, 1]
     starved = solve([concave(4, 1.0) for _ in range(6)], [4])
     assert [row_size(row) for row in starved.rows] == [1, 1, 1, 1, 0, 0]
 
 
-def test_a_slot_that_is_worth_nothing_is_left_free() -> None:
+def test_a_slot_that_gains_nothing_stays_free() -> None:
     flat = Options(together=np.array([0.0, 1.0, 1.0]), spread=np.array([-np.inf, -np.inf, 1.0]))
     assert row_size(solve([flat], [4]).rows[0]) == 1
 
 
-def test_a_job_that_is_where_it_should_be_stays() -> None:
+def test_a_job_with_the_best_placement_stays() -> None:
     job = concave(4, 1.0)
     kept = Options(
         together=job.together - 0.1, spread=job.spread, present=((1, 4),), keep=float(job.together[4])
@@ -180,7 +179,7 @@ def test_a_job_that_is_where_it_should_be_stays() -> None:
     assert solve([kept], [4, 4]).rows[0] is kept.present
 
 
-def test_a_small_job_moves_away_where_a_large_one_gains_more_by_it() -> None:
+def test_a_small_job_moves_if_a_large_one_gains_more() -> None:
     # Two free slots on each node: the newcomer needs four on one, its only allowed size.
     small = [
         Options(
@@ -198,7 +197,8 @@ def test_a_small_job_moves_away_where_a_large_one_gains_more_by_it() -> None:
 
 
 def test_a_few_large_jobs_that_cannot_share_nodes_get_whole_ones() -> None:
-    """By slots alone some would get parts of nodes, which nobody else could use."""
+    """A division that ignores nodes would give some jobs parts of nodes, and no other job could use the
+    rest."""
     counts = np.arange(33)
     jobs = []
     for weight in (3.0, 5.0, 3.0, 5.0):
@@ -209,13 +209,13 @@ def test_a_few_large_jobs_that_cannot_share_nodes_get_whole_ones() -> None:
     assert [row_size(row) for row in solve(jobs, [4] * 8).rows] == [8, 8, 8, 8]
 
 
-def test_no_jobs_and_no_slots_are_no_trouble() -> None:
+def test_no_jobs_and_no_slots_give_an_empty_solution() -> None:
     assert solve([], [4]).rows == ()
     assert solve([concave(4, 1.0)], []).rows == ((),)
     assert solve([concave(4, 1.0)], [0, 0]).rows == ((),)
 
 
-def test_many_jobs_reach_their_bound_nearly() -> None:
+def test_many_jobs_nearly_reach_the_bound() -> None:
     rng = np.random.default_rng(2)
     jobs = [concave(int(rng.integers(2, 17)), float(rng.uniform(0.1, 1.0))) for _ in range(200)]
     solution = solve(jobs, [4] * 100)
