@@ -79,7 +79,7 @@ def test_every_struct_of_the_protocol_has_golden_bytes():
     assert sorted(golden()) == sorted(declared())
 
 
-def test_every_message_is_in_a_union_or_named_as_what_travels_alone():
+def test_every_message_is_in_a_union_or_listed_as_sent_alone():
     members = {kind.__name__ for union in UNIONS.values() for kind in typing.get_args(union)}
     frames = {"EventRecord", "RequestFrame", "ReplyFrame", "JournalEntry"}
     pipe = {"ReplicaStart", "VerifyStart", "ReplicaOrder"}
@@ -101,7 +101,7 @@ def test_a_union_knows_its_members_by_their_bytes(union):
         assert decode(encode(message), UNIONS[union]) == message
 
 
-def test_a_field_that_nobody_declared_is_refused():
+def test_an_undeclared_field_is_refused():
     data = msgspec.msgpack.encode({"type": "JobCancelled", "job_id": "a", "colour": "red"})
     with pytest.raises(DecodeError, match="colour"):
         decode(data, protocol.Event)

@@ -260,7 +260,7 @@ def test_a_store_that_cannot_be_reached_is_reported_and_the_state_kept(make_flee
     assert_same_curve(fleet.losses(), undisturbed(make_fleet, 100), 100)
 
 
-def test_when_nobody_survives_training_resumes_from_the_last_checkpoint_and_says_what_was_lost(
+def test_without_survivors_training_resumes_from_the_last_checkpoint_and_reports_the_loss(
     make_fleet: MakeFleet,
 ) -> None:
     fleet = make_fleet(TrainerConfig(sample_every_s=1e-9, checkpoint_every_s=0.02, warmup_steps=0))
@@ -316,7 +316,7 @@ def test_a_job_that_moves_to_other_processes_takes_its_state_along(make_fleet: M
     assert_same_curve(fleet.losses(), undisturbed(make_fleet, 100), 100)
 
 
-def test_damaged_checkpoints_are_passed_over_aloud(make_fleet: MakeFleet) -> None:
+def test_damaged_checkpoints_are_skipped_and_reported(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(TrainerConfig(sample_every_s=1e-9, checkpoint_every_s=0.02, warmup_steps=0))
     fleet.order(1, M0)
     fleet.wait_for(CheckpointSaved, lambda event: len(fleet.of(CheckpointSaved)) >= 3)

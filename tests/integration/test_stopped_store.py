@@ -108,7 +108,7 @@ def test_a_store_that_dies_while_a_member_is_waited_for_breaks_the_group(
         (1, "all 2 ranks came, but rank 0 did not let them begin in 0.1 s"),
     ],
 )
-def test_a_group_that_does_not_begin_says_for_want_of_whom(
+def test_a_group_that_does_not_begin_names_the_missing_ranks(
     store: Store, pipe: Connection, rank: int, text: str
 ) -> None:
     rendezvous = Rendezvous("job", order(store, rank), TIMEOUT_S)
@@ -119,7 +119,7 @@ def test_a_group_that_does_not_begin_says_for_want_of_whom(
         rendezvous.gather(Mailbox(pipe, TIMEOUT_S), 0.1, lambda: None)
 
 
-def test_a_group_that_was_given_up_says_so_where_nothing_follows(store: Store, pipe: Connection) -> None:
+def test_a_group_that_was_given_up_says_so_if_no_order_follows(store: Store, pipe: Connection) -> None:
     with pytest.raises(GroupBroken, match="rank 1 of 2 did not come"):
         Rendezvous("job", order(store), TIMEOUT_S).gather(Mailbox(pipe, TIMEOUT_S), 0.0, lambda: None)
     with pytest.raises(GroupBroken, match="the group was given up, and no newer order came in 0 s"):
@@ -155,7 +155,9 @@ def test_a_group_whose_next_store_stands_still_is_reported_within_the_bound_and_
             fleet.close()
 
 
-def test_a_lock_that_somebody_keeps_breaks_the_group_within_the_bound(tmp_path: Path, store: Store) -> None:
+def test_a_state_lock_held_by_another_replica_breaks_the_group_within_the_bound(
+    tmp_path: Path, store: Store
+) -> None:
     config = msgspec.structs.replace(EVERY_STEP, collective_timeout_s=1.0)
     fleet = Fleet(tmp_path, tiny_spec(), store.port, config)
     try:
@@ -174,7 +176,7 @@ def test_a_lock_that_somebody_keeps_breaks_the_group_within_the_bound(tmp_path: 
         fleet.close()
 
 
-def test_one_who_was_stopped_while_saving_keeps_others_from_it_only_so_long(
+def test_a_replica_stopped_while_saving_blocks_the_others_only_for_a_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint, "LOCK_TIMEOUT_S", 0.05)

@@ -67,7 +67,7 @@ def test_every_step_is_updated_once_however_many_passes_and_replicas_it_has() ->
         assert step_time(updated, 1, replicas, 8, accumulation) == pytest.approx(plain_s + 0.007)
 
 
-def test_where_a_step_costs_much_beside_its_passes_one_replica_accumulates() -> None:
+def test_one_replica_accumulates_if_the_update_is_expensive() -> None:
     """A pass costs the same an example whatever its size, so that nothing else speaks for larger batches."""
     bounds = BatchBounds(initial=8, maximum=256, min_atomic=8, max_atomic=16)
     noisy = GradientStatistics(sqr=1.0, var=40.0)
@@ -129,7 +129,7 @@ def test_the_best_batch_is_within_all_bounds(
 
 
 @given(bounds, statistics, st.data())
-def test_where_one_batch_is_all_there_is_it_is_split_as_requested_ones_are(
+def test_the_only_allowed_batch_is_split_like_a_requested_one(
     limits: BatchBounds, measured: GradientStatistics, data: st.DataObject
 ) -> None:
     only = data.draw(st.integers(limits.initial, limits.maximum))

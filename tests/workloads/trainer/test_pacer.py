@@ -68,7 +68,7 @@ def test_waiting_for_others_counts_as_time_in_which_the_core_was_not_used() -> N
 
 
 @pytest.mark.parametrize("speed", [*SPEEDS, 1.0])
-def test_what_helper_threads_use_in_a_collective_counts(speed: float) -> None:
+def test_cpu_time_of_helper_threads_counts(speed: float) -> None:
     machine = Machine()
     pacer = machine.pacer(speed)
     while machine.now_s < 10.0:
@@ -78,7 +78,7 @@ def test_what_helper_threads_use_in_a_collective_counts(speed: float) -> None:
     assert machine.used_s / machine.now_s == pytest.approx(speed, rel=0.005)
 
 
-def test_a_long_wait_is_worth_a_short_burst_and_no_more() -> None:
+def test_a_long_wait_allows_only_a_short_burst() -> None:
     machine = Machine()
     pacer = machine.pacer(0.5)
     machine.wait(60.0)
@@ -108,7 +108,7 @@ def test_the_cpu_clock_never_runs_ahead_by_more_than_a_burst(work: list[tuple[fl
         assert used_s <= 0.3 * (wall_s + BURST_S) + 1e-9
 
 
-def test_a_slot_that_is_a_whole_core_never_sleeps() -> None:
+def test_a_slot_of_a_whole_core_never_sleeps() -> None:
     machine = Machine()
     pacer = machine.pacer(1.0)
     for _ in range(100):

@@ -58,7 +58,7 @@ def test_one_lost_or_repeated_example_is_found(spoil: str, finding: str) -> None
     assert run(3, 8, spoil) == (f"epoch 1: {finding} were used",)
 
 
-def test_one_example_taken_twice_in_place_of_another_is_found() -> None:
+def test_an_example_used_twice_instead_of_another_is_found() -> None:
     assert run(3, 8, "exchange") == ("epoch 1: not every example was used exactly once",)
 
 
