@@ -1,4 +1,4 @@
-"""Signals set a flag, timers keep their beat, closing is ordered and bounded, errors are for people."""
+"""Signals set a flag, timers keep their intervals, closing is ordered and bounded, errors are for people."""
 
 import os
 import select
@@ -26,7 +26,7 @@ from common.lifecycle import (
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """A clock that the test moves."""
 
     def __init__(self):
         self.now_s = 100.0
@@ -56,7 +56,7 @@ def readable(fd):
 
 
 def run_service(body, **environment):
-    """Run `service_main("demo", body)` in a process of its own; `body` is the text of a lambda."""
+    """Run `service_main("demo", body)` in its own process; `body` is the text of a lambda."""
     code = f"""
 import os, signal, sys, time
 from common.lifecycle import *
@@ -182,7 +182,7 @@ class TestCloseInOrder:
 class TestServiceMain:
     @pytest.fixture(autouse=True)
     def restore_signals(self, stop):
-        """`service_main` takes over the signals of this process; `stop` gives them back."""
+        """`service_main` handles the signals of this process; this restores the previous handlers."""
 
     def test_the_body_gets_the_configuration_and_its_exit_code_is_returned(self, monkeypatch):
         monkeypatch.setenv("COADAPT_SCHEDULER_ROUND_S", "7")

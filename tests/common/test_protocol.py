@@ -1,4 +1,4 @@
-"""The bytes of every message stand in golden_messages.json; a change of the protocol shows there.
+"""golden_messages.json has the bytes of every message, so that a change of the protocol shows there.
 
 After a change that is meant (a new message, a new field with a default), write the file anew with
 
@@ -34,7 +34,7 @@ UNIONS = {
 
 
 def declared() -> dict[str, type[Struct]]:
-    """Every struct that protocol.py itself declares, the tagged base aside."""
+    """Every struct that protocol.py declares, except the tagged base."""
     return {
         name: kind
         for name, kind in vars(protocol).items()
@@ -46,7 +46,7 @@ def declared() -> dict[str, type[Struct]]:
 
 
 def example(kind: Any, name: str) -> Any:
-    """A value of the type that depends on nothing but the declaration; no field keeps its default."""
+    """A value of the type, derived only from the declaration; no field keeps its default."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         value = example(arguments[0], name)

@@ -68,14 +68,14 @@ def test_every_step_is_updated_once_however_many_passes_and_replicas_it_has() ->
 
 
 def test_one_replica_accumulates_if_the_update_is_expensive() -> None:
-    """A pass costs the same an example whatever its size, so that nothing else speaks for larger batches."""
+    """An example costs the same in a pass of any size, so nothing else favours larger batches."""
     bounds = BatchBounds(initial=8, maximum=256, min_atomic=8, max_atomic=16)
     noisy = GradientStatistics(sqr=1.0, var=40.0)
     linear = structs.replace(PARAMETERS, alpha_c=1e-9)
     free = best_batch(bounds, linear, noisy, 1, 1)
-    dear = best_batch(bounds, structs.replace(linear, update_s=0.05), noisy, 1, 1)
+    expensive = best_batch(bounds, structs.replace(linear, update_s=0.05), noisy, 1, 1)
     assert int(free.accumulation) == 0
-    assert int(dear.accumulation) > 0
+    assert int(expensive.accumulation) > 0
 
 
 def test_a_step_is_its_passes_and_throughput_counts_all_of_their_examples() -> None:

@@ -1,4 +1,4 @@
-"""What is kept until it is acknowledged, and how it reaches the log whatever is lost or killed on the way."""
+"""Events are kept until they are acknowledged, and reach the log whatever is lost or killed on the way."""
 
 import fcntl
 import os
@@ -178,7 +178,7 @@ class TestOutbox:
 
 
 class Logger:
-    """The logger's side of a conversation, around a real writer; `silent` while it is stopped or dead."""
+    """A logger around a real writer; `silent` while it is stopped or dead."""
 
     def __init__(self, run_dir):
         self.run_dir = run_dir
@@ -196,7 +196,7 @@ class Logger:
         return on_reply(Acknowledged(seq=self.writer.acknowledged(request.source, request.incarnation)))
 
     def take(self, data):
-        """A record that pub/sub did not lose."""
+        """Receive a record that publish/subscribe did not lose."""
         self.writer.append([decode(data, EventRecord)])
 
     def restart(self):
@@ -209,7 +209,7 @@ class Logger:
 
 
 class World:
-    """A publisher's delivery, a logger, and the seconds that pass for both."""
+    """A publisher's delivery, a logger, and a clock for both."""
 
     def __init__(self, folder, limits=LIMITS):
         self.now_s = 0.0
@@ -226,7 +226,8 @@ class World:
         self.delivery = Delivery(origin, self.folder / "outbox", self.logger, self.timers, self.limits)
 
     def kill(self):
-        """The kernel closes a killed publisher's files, and nothing of it runs any more."""
+        """Do what a kill does: the kernel closes the files of the publisher, and none of its code runs any
+        more."""
         for outbox in self.delivery._outboxes:
             outbox.release()
 

@@ -152,7 +152,7 @@ class TestRequestEncoder:
 
 
 class TestPostedRequests:
-    """`wire` is what the present connection was given; a reopening empties it."""
+    """`wire` is what was sent on the current connection; reopening empties it."""
 
     @pytest.fixture(autouse=True)
     def parts(self):

@@ -1,4 +1,4 @@
-"""Workload tables: what is read, what is an error of the file, and what is left to the scheduler."""
+"""Workload tables: what is read, what is an error of the file, and what the scheduler decides."""
 
 from pathlib import Path
 

@@ -46,7 +46,7 @@ def profiles(tmp_path_factory) -> dict[str, MeasuredProfile]:
 
 @pytest.fixture(scope="module")
 def made(profiles):
-    """A set, each made once."""
+    """A workload set; each is generated once."""
     known: dict[tuple[str, str, int], Workload] = {}
 
     def make(name: str, requests: str = "tuned", seed: int = 1) -> Workload:
@@ -175,7 +175,8 @@ def test_an_ideally_tuned_batch_makes_the_most_goodput_of_its_replicas(profiles,
 
 
 class Scaled(MeasuredProfile):
-    """As measured, but several replicas take so many times what one takes with the same batch each."""
+    """As measured, but with several replicas a step takes `times` as long as with one replica and the same
+    atomic batch."""
 
     def __init__(self, measured: MeasuredProfile, of_one: float) -> None:
         self.__dict__.update(measured.__dict__)

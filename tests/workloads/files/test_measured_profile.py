@@ -1,4 +1,4 @@
-"""Measured profiles: what is read of a folder, what lies between its points, and what is wrong with one."""
+"""Measured profiles: reading a folder, interpolating between its points, and reporting its problems."""
 
 import math
 from pathlib import Path

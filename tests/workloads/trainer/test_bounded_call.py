@@ -1,4 +1,4 @@
-"""Calls in a thread of their own; those that hang are let go by events."""
+"""Calls in their own thread. The tests release hanging calls with events."""
 
 import threading
 

@@ -37,7 +37,7 @@ CLONE_NEWNS, CLONE_NEWUSER, MS_RDONLY, MS_REMOUNT = 0x20000, 0x10000000, 1, 32
 
 
 class Loader:
-    """What `load_newest` loaded, and what it had to say."""
+    """Records what `load_newest` loaded and which checkpoints it could not use."""
 
     def __init__(self) -> None:
         self.loaded: bytes | None = None
@@ -194,7 +194,7 @@ def mount(folder: Path, options: str, flags: int = 0) -> None:
 
 @pytest.mark.parametrize("moment", range(12))
 def test_a_process_killed_while_saving_leaves_a_usable_checkpoint(tmp_path: Path, moment: int) -> None:
-    """The process is killed in its n-th call to the file system."""
+    """Kill the process in its n-th call to the file system."""
     save(tmp_path, 1, b"former")
     pid = os.fork()
     if pid == 0:
@@ -223,7 +223,7 @@ def _kill_at(moment: int) -> None:
 
 
 def test_a_kill_at_any_moment_of_a_save_loses_nothing_saved_before(tmp_path: Path) -> None:
-    """A process saves without a break and is killed, again and again, at a moment drawn at random."""
+    """A process that saves all the time is killed again and again, at random moments."""
     ours, theirs = context.Pipe()
     # All of them are forked from one that has torch imported and runs no threads.
     killer = context.Process(target=_kill_savers, args=(theirs, tmp_path), daemon=True)
@@ -246,13 +246,13 @@ def test_a_kill_at_any_moment_of_a_save_loses_nothing_saved_before(tmp_path: Pat
 
 
 class End(NamedTuple):
-    """What a killed process has left."""
+    """What a killed process has left on disk."""
 
     said: int
-    """The last step that it had saved, by its own word."""
+    """The last step that it reported as saved."""
     loaded: int
     whole: bool
-    """The weights are those of that step."""
+    """Whether the weights are those of that step."""
     fallbacks: list[tuple[str, str, str]]
     unfinished: bool
 
@@ -302,7 +302,7 @@ class Malicious:
 
 @pytest.mark.parametrize("how", ["pickle", "torch", "in the state"])
 def test_loading_runs_no_code(tmp_path: Path, how: str) -> None:
-    """However true its digest is."""
+    """Even if its digest is correct."""
     state = TrainingState(tiny_spec(), tiny_app.SPEC, tiny_app.build(3, {}))
     good = save(tmp_path, 1, state.to_bytes()).path
     trace = tmp_path / "code has run"

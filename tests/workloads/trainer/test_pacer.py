@@ -12,7 +12,7 @@ SPEEDS = [0.1, 0.2, 0.3, 0.5, 0.8, 0.9]
 
 
 class Machine:
-    """Wall and CPU clock of a process; sleep wakes up late, as real ones do."""
+    """Wall and CPU clock of a process; sleep wakes up late, as in reality."""
 
     def __init__(self, late_s: float = 0.0) -> None:
         self.now_s, self.used_s, self.late_s, self.sleeps = 0.0, 0.0, late_s, 0
@@ -124,7 +124,7 @@ def test_an_impossible_speed_is_refused(speed: float) -> None:
 
 
 def test_a_real_process_with_a_helper_thread_keeps_to_its_share() -> None:
-    """However busy the machine is: nobody gets more than he takes."""
+    """However busy the machine is: a process never gets more CPU time than it takes."""
     data = bytes(2_000_000)
 
     def work() -> None:

@@ -19,7 +19,7 @@ EXAMPLES = 60
 
 
 def run(epochs: float, spoil_step: int | None = None, spoil: str = "") -> tuple[str, ...]:
-    """Findings after so many epochs on three ranks, whose sums are added up in float32 as a group would."""
+    """Findings after this many epochs on three ranks, whose sums are added in float32 as in a group."""
     sampler, fingerprints, ledger = Sampler(EXAMPLES, 3), Fingerprints(EXAMPLES), SampleLedger()
     step = 0
     while sampler.epoch + sampler.cursor / EXAMPLES < epochs:

@@ -1,4 +1,4 @@
-"""Gradients and state of one process; several ranks are added up as the all-reduce does."""
+"""Gradients and state in one process. The tests add up several ranks as the all-reduce would."""
 
 import math
 import pickle
@@ -33,7 +33,7 @@ def tiny_state(
 
 
 def step(states: list[TrainingState], total: int, passes: int = 1) -> list[float]:
-    """One step of a group whose ranks are `states`; the gains."""
+    """Make one step of a group whose ranks are `states`; returns the gains."""
     batches = []
     for rank, state in enumerate(states):
         batch = state.sampler.take(total, rank, len(states), passes)
@@ -110,13 +110,13 @@ def test_rates_follow_gain_and_schedule() -> None:
 
 
 def averages(state: TrainingState) -> tuple[float, float]:
-    """Adam's number of steps, and what it keeps of squares, added up."""
+    """Adam's number of steps, and the sum of its averaged squares."""
     kept = list(state.task.optimizer.state.values())
     return float(kept[0]["step"]), sum(float(of["exp_avg_sq"].sum()) for of in kept)
 
 
 def test_adams_averages_are_converted_to_the_scale_of_each_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the update itself, what is left is the change of scale."""
+    """The update itself is left out, so that only the change of scale remains."""
     state = tiny_state(ADAM)
     for _ in range(4):
         step([state], 24)
@@ -224,7 +224,7 @@ def test_running_averages_of_a_model_are_shared_and_a_broken_step_leaves_none() 
 
 
 def test_a_constant_buffer_of_a_model_stays_exactly_the_same() -> None:
-    """Such as a mask of infinities, which times a weight of 0 would be no number."""
+    """Such as a mask of infinities: infinity times a weight of 0 would be NaN."""
 
     def masking() -> tuple[nn.Module, FlatGradients]:
         model = nn.Linear(1, 1)
@@ -258,7 +258,7 @@ def test_a_target_is_met_from_its_own_side() -> None:
 
 
 def test_dropout_depends_on_the_passes_of_a_step_and_not_on_the_replica() -> None:
-    """Ragged steps and the end of an epoch included; no two passes draw the same."""
+    """Also in uneven steps and at the end of an epoch. No two passes draw the same numbers."""
 
     def train(ranks: int, passes: int, steps: int = 15) -> torch.Tensor:
         states = [tiny_state(dropout=0.5) for _ in range(ranks)]

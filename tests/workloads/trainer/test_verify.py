@@ -1,4 +1,4 @@
-"""What the verifier finds in a checkpoint that is true, and in those that are not."""
+"""What the verifier finds for true and for false claims."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ PACER = Pacer(1.0)
 
 @pytest.fixture
 def trained() -> TrainingState:
-    """An epoch and a half."""
+    """A state after an epoch and a half."""
     state = TrainingState(SPEC, tiny_app.SPEC, tiny_app.build(SPEC.seed, {}))
     for _ in range(16):
         step([state], 24)

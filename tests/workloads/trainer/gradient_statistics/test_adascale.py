@@ -43,7 +43,7 @@ KNOWN = GradientStatistics(sqr=1.0, var=4.0)
 
 
 def averaged(optimizer: torch.optim.Optimizer) -> list[dict[str, torch.Tensor]]:
-    """A copy of what it keeps, parameter by parameter."""
+    """A copy of the optimizer's state, by parameter."""
     return [{name: value.clone() for name, value in kept.items()} for kept in optimizer.state.values()]
 
 
@@ -53,7 +53,7 @@ def corrected(kept: dict[str, torch.Tensor], name: str, beta: float) -> torch.Te
 
 
 def adam_after(steps: int, amsgrad: bool = False) -> torch.optim.Adam:
-    """Has averaged over `steps` different gradients of a vector and a matrix."""
+    """An optimizer that has averaged `steps` different gradients of a vector and a matrix."""
     parameters = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2, 2))]
     adam = torch.optim.Adam(parameters, amsgrad=amsgrad)
     for number in range(steps):

@@ -35,7 +35,7 @@ MeanLoss = Callable[[torch.Tensor], torch.Tensor]
 def show(
     gradients: FlatGradients, mean_loss: MeanLoss, examples: torch.Tensor, ranks: int, passes: int
 ) -> StepEstimate | None:
-    """What a step with `examples` shows, `ranks` being added up here as the all-reduce would."""
+    """The estimate of a step with `examples`; `ranks` are added up here as the all-reduce would."""
     total, groups = len(examples), examples.chunk(ranks * passes)
     reduced = torch.zeros_like(gradients.flat)
     for rank in range(ranks):
@@ -51,7 +51,7 @@ def show(
 
 
 class Truth:
-    """The regression, its weights, and averages of the closed forms as the estimator takes its own."""
+    """The regression, its weights, and the closed forms averaged in the same way as the estimates."""
 
     def __init__(self, rate: float, seed: int) -> None:
         self._draw = torch.Generator().manual_seed(seed)
@@ -132,7 +132,7 @@ def test_a_gradient_that_drifts_steadily_does_not_count_as_noise() -> None:
 
 
 def test_a_gradient_that_turns_keeps_its_length() -> None:
-    """Neighbours' product alone would be 12 % short."""
+    """The product of neighbouring gradients alone would be 12 % too small."""
     angles = torch.tensor([0.0, 0.5, 1.0])
     turning = list(3.0 * torch.stack([angles.cos(), angles.sin()], dim=1))
     assert of_successive((8, 8, 8), products(turning)).sqr == pytest.approx(9.0, rel=0.01)
