@@ -108,7 +108,7 @@ def test_a_map_with_more_keys_than_allowed_is_refused():
         "list that claims 4 billion items",
     ],
 )
-def test_what_is_not_plain_msgpack_is_refused(data):
+def test_bytes_that_are_not_plain_msgpack_are_refused(data):
     with pytest.raises(DecodeError):
         unpack(data)
 

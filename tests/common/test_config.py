@@ -32,7 +32,7 @@ def test_a_section_that_is_left_out_has_its_defaults(tmp_path):
     assert msgspec.structs.replace(config, agent=Config().agent) == Config()
 
 
-def test_the_environment_goes_before_the_file(tmp_path):
+def test_the_environment_overrides_the_file(tmp_path):
     file = tmp_path / "own.toml"
     file.write_text('[scheduler]\npolicy = "fixed"\nround_s = 5\n')
     config = load_config({"COADAPT_CONFIG": str(file), "COADAPT_POLICY": "dynamic"})
@@ -93,7 +93,7 @@ def test_a_file_that_cannot_be_used_is_refused_with_its_name_and_the_key(tmp_pat
     assert str(file) in str(caught.value)
 
 
-def test_a_file_that_is_named_has_to_be_there(tmp_path):
+def test_a_named_file_must_exist(tmp_path):
     with pytest.raises(ConfigError, match=r"missing\.toml: cannot be read"):
         load_config({"COADAPT_CONFIG": str(tmp_path / "missing.toml")})
     with pytest.raises(ConfigError, match="cannot be read"):

@@ -67,13 +67,13 @@ class TestWriter:
         assert numbers(tmp_path) == [("scheduler", n) for n in (1, 2, 3, 4)]
         assert writer.acknowledged("scheduler", "one") == 4
 
-    def test_a_gap_of_one_source_holds_up_no_other(self, writer):
+    def test_a_gap_of_one_source_delays_no_other_source(self, writer):
         writer.append([record(2), record(1, source="collector"), record(1, incarnation="two")])
         assert writer.acknowledged("scheduler", "one") == 0
         assert writer.acknowledged("collector", "one") == 1
         assert writer.acknowledged("scheduler", "two") == 1
 
-    def test_what_is_far_ahead_is_left_to_its_publisher(self, writer):
+    def test_events_far_ahead_of_a_gap_are_left_to_their_publisher(self, writer):
         writer.append([record(MAX_HELD + 1), record(MAX_HELD)])
         writer.append(record(n) for n in range(1, MAX_HELD))
         assert writer.acknowledged("scheduler", "one") == MAX_HELD
@@ -114,7 +114,7 @@ class TestWriter:
         with pytest.raises(EventLogError, match="another logger is writing it"):
             EventLogWriter(tmp_path)
 
-    def test_a_folder_that_cannot_be_made_is_an_error_for_people(self, tmp_path):
+    def test_a_folder_that_cannot_be_created_is_an_error_for_people(self, tmp_path):
         (tmp_path / "file").touch()
         with pytest.raises(EventLogError, match="cannot be written"):
             EventLogWriter(tmp_path / "file" / "run")
@@ -129,7 +129,7 @@ class TestWriter:
         assert writer.append([]) == 2
         assert numbers(tmp_path) == [("scheduler", n) for n in (1, 2, 3)]
 
-    def test_giving_up_a_gap_names_what_is_lost_and_goes_on_behind_it(self, writer, tmp_path):
+    def test_giving_up_a_gap_names_what_is_lost_and_continues_after_it(self, writer, tmp_path):
         writer.append([record(1), record(5)])
         assert writer.give_up("scheduler", "one", 4) == (2, 3)
         writer.append([record(4)])
@@ -144,13 +144,13 @@ class TestWriter:
     def test_giving_up_costs_no_time_however_large_the_gap(self, writer):
         assert writer.give_up("scheduler", "one", 2**62) == (1, 2**62 - 1)
 
-    def test_at_the_end_what_waits_is_written_and_what_is_missing_is_named(self, writer, tmp_path):
+    def test_at_the_end_waiting_records_are_written_and_missing_ones_are_named(self, writer, tmp_path):
         writer.append([record(1), record(3), record(6), record(4)])
         assert writer.write_held() == {("scheduler", "one"): [(2, 2), (5, 5)]}
         assert numbers(tmp_path) == [("scheduler", n) for n in (1, 3, 4, 6)]
         assert writer.acknowledged("scheduler", "one") == 1
 
-    def test_what_was_missing_at_the_end_can_come_to_the_next_writer(self, tmp_path):
+    def test_events_missing_at_the_end_may_reach_the_next_writer(self, tmp_path):
         first = EventLogWriter(tmp_path)
         first.append([record(1), record(3)])
         first.write_held()
@@ -196,7 +196,7 @@ class TestReader:
         (read,) = read_events(tmp_path / "log")
         assert repr(read.event) == repr(event)
 
-    def test_a_file_that_is_not_there_is_an_error_for_people(self, tmp_path):
+    def test_a_missing_file_is_an_error_for_people(self, tmp_path):
         with pytest.raises(EventLogError, match="cannot be read: No such file"):
             list(read_events(tmp_path / "nothing"))
 
@@ -213,7 +213,7 @@ class TestReader:
             (encode_line(record(1)) + encode_line(record(2))[:40], ":2: cut short"),
         ],
     )
-    def test_what_is_not_a_whole_log_is_reported_with_its_line(self, tmp_path, content, problem):
+    def test_a_damaged_log_is_reported_with_its_line(self, tmp_path, content, problem):
         (tmp_path / "log").write_bytes(content)
         with pytest.raises(EventLogError, match=problem):
             list(read_events(tmp_path / "log"))
@@ -251,7 +251,7 @@ class TestReader:
 
 class TestSequenceNumbers:
     @given(st.lists(st.integers(1, 30)))
-    def test_they_agree_with_a_plain_set(self, seqs):
+    def test_sequence_numbers_agree_with_a_plain_set(self, seqs):
         seen, plain = SequenceNumbers(), set()
         for seq in seqs:
             assert (seq in seen) == (seq in plain)

@@ -1,4 +1,4 @@
-"""The life cycle's table, walked."""
+"""The transition table of a job's life cycle."""
 
 from common.job_states import TRANSITIONS, Trigger, allowed
 from common.types import JobState

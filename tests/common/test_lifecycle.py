@@ -1,4 +1,4 @@
-"""Signals set a flag, timers keep their beat, closing is ordered and bounded, errors are for people."""
+"""Signals set a flag, timers keep their intervals, closing is ordered and bounded, errors are for people."""
 
 import os
 import select
@@ -26,7 +26,7 @@ from common.lifecycle import (
 
 
 class Clock:
-    """Seconds that pass when a test says so."""
+    """A clock that the test moves."""
 
     def __init__(self):
         self.now_s = 100.0
@@ -56,7 +56,7 @@ def readable(fd):
 
 
 def run_service(body, **environment):
-    """Run `service_main("demo", body)` in a process of its own; `body` is the text of a lambda."""
+    """Run `service_main("demo", body)` in its own process; `body` is the text of a lambda."""
     code = f"""
 import os, signal, sys, time
 from common.lifecycle import *
@@ -103,7 +103,7 @@ class TestStopFlag:
 
 
 class TestTimers:
-    def test_a_later_call_comes_once_when_it_is_due(self, clock):
+    def test_a_later_call_is_made_once_when_it_is_due(self, clock):
         timers, calls = Timers(clock), []
         timers.call_later(1.0, lambda: calls.append("late"))
         timers.call_later(0.5, lambda: calls.append("early"))
@@ -124,7 +124,7 @@ class TestTimers:
             timers.run_due()
         assert calls == [101.0, 102.0, 103.0, 104.0, 105.0, 106.0, 107.0]
 
-    def test_beats_that_a_busy_loop_missed_do_not_come_in_a_burst(self, clock):
+    def test_calls_that_a_busy_loop_missed_are_skipped(self, clock):
         timers, calls = Timers(clock), []
         timers.every(1.0, lambda: calls.append(clock.now_s))
         clock.now_s += 10.5
@@ -133,7 +133,7 @@ class TestTimers:
         assert calls == [110.5]
         assert timers.seconds_to_next() == pytest.approx(1.0)
 
-    def test_a_cancelled_call_does_not_come(self, clock):
+    def test_a_cancelled_timer_is_not_called(self, clock):
         timers, calls = Timers(clock), []
         timers.call_later(0.1, lambda: calls.append("later")).cancel()
         every = timers.every(0.1, lambda: [calls.append("every"), every.cancel()])
@@ -144,7 +144,7 @@ class TestTimers:
         assert calls == ["every"]
         assert timers.seconds_to_next() is None
 
-    def test_what_a_call_plans_at_once_waits_for_the_next_round(self, clock):
+    def test_a_call_planned_by_a_due_call_waits_for_the_next_time(self, clock):
         timers, calls = Timers(clock), []
 
         def again():
@@ -168,7 +168,7 @@ class TestCloseInOrder:
         assert close_in_order([("a", step), ("b", step), ("c", step)], 2.0, clock) == []
         assert got == [2.0, 0.5, 0.0]
 
-    def test_a_step_that_raises_keeps_no_other_from_running(self, clock, capfd):
+    def test_a_step_that_raises_does_not_stop_the_others(self, clock, capfd):
         ran = []
 
         def broken(_left_s):
@@ -182,7 +182,7 @@ class TestCloseInOrder:
 class TestServiceMain:
     @pytest.fixture(autouse=True)
     def restore_signals(self, stop):
-        """`service_main` takes over the signals of this process; `stop` gives them back."""
+        """`service_main` handles the signals of this process; this restores the previous handlers."""
 
     def test_the_body_gets_the_configuration_and_its_exit_code_is_returned(self, monkeypatch):
         monkeypatch.setenv("COADAPT_SCHEDULER_ROUND_S", "7")
@@ -239,12 +239,12 @@ class TestLog:
         done = run_service('lambda config, stop: [get_logger().info("x"), __import__("rich.table"), 0][2]')
         assert done.returncode == 0, done.stderr
 
-    def test_nothing_is_loaded_for_a_log_that_stays_empty(self):
+    def test_a_log_without_lines_loads_no_library(self):
         done = run_service('lambda config, stop: int("structlog" in sys.modules)')
         assert done.returncode == 0
 
 
-def test_a_signal_that_comes_twice_ends_a_block_once_so_that_it_can_take_down_what_it_started():
+def test_a_signal_that_comes_twice_does_not_interrupt_the_cleanup():
     taken_down = []
 
     def block():
@@ -263,7 +263,7 @@ def test_a_signal_that_comes_twice_ends_a_block_once_so_that_it_can_take_down_wh
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
-def test_a_signal_ends_a_block_through_code_that_takes_an_exit_for_a_mistake():
+def test_a_signal_ends_a_block_through_code_that_catches_system_exit():
     def block():
         with signals_as_interrupt():
             try:
@@ -276,7 +276,7 @@ def test_a_signal_ends_a_block_through_code_that_takes_an_exit_for_a_mistake():
     assert exited.value.code == 128 + signal.SIGTERM
 
 
-def test_a_hangup_that_the_process_ignores_ends_no_block():
+def test_an_ignored_hangup_does_not_end_the_block():
     former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with signals_as_interrupt():
@@ -286,7 +286,7 @@ def test_a_hangup_that_the_process_ignores_ends_no_block():
         signal.signal(signal.SIGHUP, former)
 
 
-def test_what_a_block_makes_is_there_before_a_signal_raises():
+def test_a_delayed_signal_raises_after_the_block():
     made = []
 
     def block():

@@ -1,4 +1,4 @@
-"""The bytes of every message stand in golden_messages.json; a change of the protocol shows there.
+"""golden_messages.json has the bytes of every message, so that a change of the protocol shows there.
 
 After a change that is meant (a new message, a new field with a default), write the file anew with
 
@@ -34,7 +34,7 @@ UNIONS = {
 
 
 def declared() -> dict[str, type[Struct]]:
-    """Every struct that protocol.py itself declares, the tagged base aside."""
+    """Every struct that protocol.py declares, except the tagged base."""
     return {
         name: kind
         for name, kind in vars(protocol).items()
@@ -46,7 +46,7 @@ def declared() -> dict[str, type[Struct]]:
 
 
 def example(kind: Any, name: str) -> Any:
-    """A value of the type that depends on nothing but the declaration; no field keeps its default."""
+    """A value of the type, derived only from the declaration; no field keeps its default."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         value = example(arguments[0], name)
@@ -79,7 +79,7 @@ def test_every_struct_of_the_protocol_has_golden_bytes():
     assert sorted(golden()) == sorted(declared())
 
 
-def test_every_message_is_in_a_union_or_named_as_what_travels_alone():
+def test_every_message_is_in_a_union_or_listed_as_sent_alone():
     members = {kind.__name__ for union in UNIONS.values() for kind in typing.get_args(union)}
     frames = {"EventRecord", "RequestFrame", "ReplyFrame", "JournalEntry"}
     pipe = {"ReplicaStart", "VerifyStart", "ReplicaOrder"}
@@ -101,7 +101,7 @@ def test_a_union_knows_its_members_by_their_bytes(union):
         assert decode(encode(message), UNIONS[union]) == message
 
 
-def test_a_field_that_nobody_declared_is_refused():
+def test_an_undeclared_field_is_refused():
     data = msgspec.msgpack.encode({"type": "JobCancelled", "job_id": "a", "colour": "red"})
     with pytest.raises(DecodeError, match="colour"):
         decode(data, protocol.Event)

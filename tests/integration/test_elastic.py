@@ -1,4 +1,4 @@
-"""Elastic training with real processes: each test names what must stay the same, whatever happens."""
+"""Elastic training with real processes: each test names what must not change."""
 
 import os
 import random
@@ -41,7 +41,7 @@ M0 = 24
 
 
 def undisturbed(make_fleet: MakeFleet, steps: int, **changes: Any) -> dict[int, float]:
-    """Loss by step of the same job on one replica that is left alone."""
+    """Loss by step of the same job on one undisturbed replica."""
     fleet = make_fleet(**changes)
     fleet.order(1, M0)
     fleet.wait_for_step(steps)
@@ -72,7 +72,7 @@ def _count_threads(connection: Any) -> None:
 
 
 def test_resizing_in_place_gives_the_losses_of_a_job_that_was_never_resized(make_fleet: MakeFleet) -> None:
-    """Across two nodes, as far as replicas see any: each group meets in the store of its own first node."""
+    """Across two nodes, as the replicas see it: each group meets in the store of its first node."""
     fleet = make_fleet()
     fleet.order(1, M0)
     with running_store() as other_node:
@@ -128,7 +128,7 @@ def test_thirty_resizes_at_random_steps_leave_nothing_behind(make_fleet: MakeFle
 
 
 class Held(NamedTuple):
-    """By rank 0, which is the same process for as long as it survives."""
+    """What rank 0 holds. It is the same process as long as it survives."""
 
     files: int
     threads: int
@@ -136,8 +136,8 @@ class Held(NamedTuple):
 
 
 def held_in_each_of_the_next_steps(fleet: Fleet, steps: int) -> Iterator[Held]:
-    """For some steps there is more than what lasts: the former group is closed beside the training, and
-    notes of the progress are written."""
+    """Some steps hold more for a moment: the old group is closed in the background, and progress is
+    recorded."""
     process = psutil.Process(fleet.processes[fleet.members[0]].pid)
     fleet.wait_for(GenerationRunning, lambda fact: fact.generation == fleet.generation)
     first = fleet.of(TrainingSample)[-1].total_steps
@@ -260,7 +260,7 @@ def test_a_store_that_cannot_be_reached_is_reported_and_the_state_kept(make_flee
     assert_same_curve(fleet.losses(), undisturbed(make_fleet, 100), 100)
 
 
-def test_when_nobody_survives_training_resumes_from_the_last_checkpoint_and_says_what_was_lost(
+def test_without_survivors_training_resumes_from_the_last_checkpoint_and_reports_the_loss(
     make_fleet: MakeFleet,
 ) -> None:
     fleet = make_fleet(TrainerConfig(sample_every_s=1e-9, checkpoint_every_s=0.02, warmup_steps=0))
@@ -282,7 +282,7 @@ def test_when_nobody_survives_training_resumes_from_the_last_checkpoint_and_says
 
 @pytest.mark.parametrize("replicas", [1, 2])
 def test_a_preempted_job_resumes_as_if_it_had_never_stopped(make_fleet: MakeFleet, replicas: int) -> None:
-    """At four times M0, so that averages and former gradients matter for the rate."""
+    """At four times M0, so that averages and previous gradients matter for the learning rate."""
     settings = {"dropout": 0.2}
     reference = make_fleet(settings=settings)
     reference.order(replicas, 96 // replicas // 2, 1)
@@ -316,7 +316,7 @@ def test_a_job_that_moves_to_other_processes_takes_its_state_along(make_fleet: M
     assert_same_curve(fleet.losses(), undisturbed(make_fleet, 100), 100)
 
 
-def test_damaged_checkpoints_are_passed_over_aloud(make_fleet: MakeFleet) -> None:
+def test_damaged_checkpoints_are_skipped_and_reported(make_fleet: MakeFleet) -> None:
     fleet = make_fleet(TrainerConfig(sample_every_s=1e-9, checkpoint_every_s=0.02, warmup_steps=0))
     fleet.order(1, M0)
     fleet.wait_for(CheckpointSaved, lambda event: len(fleet.of(CheckpointSaved)) >= 3)

@@ -109,7 +109,7 @@ def test_a_store_that_dies_while_the_group_waits_for_a_member_breaks_the_group(
         (1, "all 2 ranks came, but rank 0 did not let them begin in 0.1 s"),
     ],
 )
-def test_a_group_that_does_not_start_names_the_missing_rank(
+def test_a_group_that_does_not_begin_names_the_missing_ranks(
     store: Store, pipe: Connection, rank: int, text: str
 ) -> None:
     rendezvous = Rendezvous("job", order(store, rank), TIMEOUT_S)
@@ -120,7 +120,7 @@ def test_a_group_that_does_not_start_names_the_missing_rank(
         rendezvous.gather(Mailbox(pipe, TIMEOUT_S), 0.1, lambda: None)
 
 
-def test_a_group_that_was_given_up_says_so_if_no_newer_order_comes(store: Store, pipe: Connection) -> None:
+def test_a_group_that_was_given_up_says_so_if_no_order_follows(store: Store, pipe: Connection) -> None:
     with pytest.raises(GroupBroken, match="rank 1 of 2 did not come"):
         Rendezvous("job", order(store), TIMEOUT_S).gather(Mailbox(pipe, TIMEOUT_S), 0.0, lambda: None)
     with pytest.raises(GroupBroken, match="the group was given up, and no newer order came in 0 s"):
@@ -156,7 +156,9 @@ def test_a_group_whose_next_store_is_stopped_is_reported_in_time_and_keeps_its_s
             fleet.close()
 
 
-def test_a_lock_that_is_not_released_breaks_the_group_in_time(tmp_path: Path, store: Store) -> None:
+def test_a_state_lock_held_by_another_replica_breaks_the_group_within_the_bound(
+    tmp_path: Path, store: Store
+) -> None:
     config = msgspec.structs.replace(EVERY_STEP, collective_timeout_s=1.0)
     fleet = Fleet(tmp_path, tiny_spec(), store.port, config)
     try:
@@ -175,7 +177,7 @@ def test_a_lock_that_is_not_released_breaks_the_group_in_time(tmp_path: Path, st
         fleet.close()
 
 
-def test_a_process_stopped_while_saving_blocks_others_only_for_a_limited_time(
+def test_a_replica_stopped_while_saving_blocks_the_others_only_for_a_bounded_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(checkpoint, "LOCK_TIMEOUT_S", 0.05)

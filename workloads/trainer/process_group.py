@@ -13,7 +13,8 @@ from typing import Any
 
 import psutil
 import torch
-from torch.distributed import ProcessGroupGloo, Store
+from torch.distributed import ProcessGroupGloo
+from torch.distributed.distributed_c10d import Store
 
 
 class GroupBroken(Exception):
@@ -76,7 +77,7 @@ def _interface_towards(host: str, port: int) -> str:
         local = str(probe.getsockname()[0])
     for interface, addresses in psutil.net_if_addrs().items():
         if any(known.address.split("%")[0] == local for known in addresses):
-            return interface
+            return str(interface)
     raise OSError(f"no network interface has the address {local}, from which {host} is reached")
 
 

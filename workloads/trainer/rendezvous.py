@@ -11,7 +11,10 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import TypeVar
 
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import (  # type: ignore[attr-defined]  # documented, but not marked as exported
+    PrefixStore,
+    TCPStore,
+)
 
 from common.protocol import ReplicaOrder
 from workloads.trainer.bounded_call import BoundedCaller

@@ -7,7 +7,7 @@ import socket
 from multiprocessing.connection import Connection
 
 import msgspec
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # documented, but not marked as exported
 
 
 def run_store(connection: Connection, host: str) -> None:

@@ -85,7 +85,7 @@ def test_the_unit_of_time_does_not_matter(unit: float) -> None:
     assert last_pass_time(fitted, 2, 6, 64) == pytest.approx(last_pass_time(truth, 2, 6, 64), rel=0.02)
 
 
-def test_what_a_step_costs_beside_its_passes_is_not_taken_for_computing_or_synchronising() -> None:
+def test_the_update_of_a_step_counts_neither_as_computing_nor_as_synchronising() -> None:
     truth = replace(TRUE, update_s=0.009)
     fitted = fit_throughput(points(truth, EVERYWHERE))
     assert fitted.parameters.update_s == pytest.approx(0.009)
@@ -96,7 +96,7 @@ def test_what_a_step_costs_beside_its_passes_is_not_taken_for_computing_or_synch
         )
 
 
-def test_a_job_that_was_never_alone_has_no_update_to_tell() -> None:
+def test_without_points_of_one_replica_the_update_takes_no_time() -> None:
     groups = [(nodes, replicas, atomic) for nodes, replicas, atomic in EVERYWHERE if replicas > 1]
     fitted = fit_throughput(points(replace(TRUE, update_s=0.009), groups))
     assert fitted.parameters.update_s == 0.0
@@ -125,7 +125,7 @@ def test_noisy_measurements_are_fitted_as_well_as_their_noise_allows() -> None:
     )
 
 
-def test_one_configuration_is_explained_and_synchronisation_taken_for_free() -> None:
+def test_one_configuration_is_fitted_with_free_synchronisation() -> None:
     fitted = fit_throughput(points(TRUE, [(1, 1, 32)]))
     assert fitted.error < 0.01
     mean_s = float(accumulation_time(TRUE, 32))
@@ -135,7 +135,7 @@ def test_one_configuration_is_explained_and_synchronisation_taken_for_free() -> 
     assert last_pass_time(fitted.parameters, 1, 4, 32) == pytest.approx(mean_s, rel=0.02)
 
 
-def test_across_nodes_is_at_least_a_tenth_slower_than_within_one_until_it_was_seen() -> None:
+def test_synchronising_across_nodes_is_assumed_a_tenth_slower_until_measured() -> None:
     fitted = fit_throughput(points(TRUE, [(1, 1, 8), (1, 2, 8), (1, 4, 32)])).parameters
     assert fitted.alpha_n == pytest.approx(1.1 * fitted.alpha_r)
     assert fitted.beta_n == pytest.approx(1.1 * fitted.beta_r)
@@ -241,7 +241,7 @@ def test_the_order_of_the_points_does_not_matter() -> None:
         assert two.error == pytest.approx(one.error, rel=1e-4, abs=1e-5)
 
 
-def test_a_further_replica_that_costs_ten_times_the_first_two_is_only_half_believed() -> None:
+def test_an_outlier_for_a_third_replica_moves_the_fit_only_halfway() -> None:
     """The prior's weight: without it the exact ratio of 10 comes out, with ten times of it one below 1.1."""
     truth = ThroughputParameters(
         alpha_c=0.011, beta_c=0.0004, alpha_n=0.03, beta_n=0.3, alpha_r=0.008, beta_r=0.08, gamma=1.8

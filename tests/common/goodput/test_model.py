@@ -67,15 +67,15 @@ def test_every_step_is_updated_once_however_many_passes_and_replicas_it_has() ->
         assert step_time(updated, 1, replicas, 8, accumulation) == pytest.approx(plain_s + 0.007)
 
 
-def test_where_a_step_costs_much_beside_its_passes_one_replica_accumulates() -> None:
-    """A pass costs the same an example whatever its size, so that nothing else speaks for larger batches."""
+def test_one_replica_accumulates_if_the_update_is_expensive() -> None:
+    """An example costs the same in a pass of any size, so nothing else favours larger batches."""
     bounds = BatchBounds(initial=8, maximum=256, min_atomic=8, max_atomic=16)
     noisy = GradientStatistics(sqr=1.0, var=40.0)
     linear = structs.replace(PARAMETERS, alpha_c=1e-9)
     free = best_batch(bounds, linear, noisy, 1, 1)
-    dear = best_batch(bounds, structs.replace(linear, update_s=0.05), noisy, 1, 1)
+    expensive = best_batch(bounds, structs.replace(linear, update_s=0.05), noisy, 1, 1)
     assert int(free.accumulation) == 0
-    assert int(dear.accumulation) > 0
+    assert int(expensive.accumulation) > 0
 
 
 def test_a_step_is_its_passes_and_throughput_counts_all_of_their_examples() -> None:
@@ -129,7 +129,7 @@ def test_the_best_batch_is_within_all_bounds(
 
 
 @given(bounds, statistics, st.data())
-def test_where_one_batch_is_all_there_is_it_is_split_as_requested_ones_are(
+def test_the_only_allowed_batch_is_split_like_a_requested_one(
     limits: BatchBounds, measured: GradientStatistics, data: st.DataObject
 ) -> None:
     only = data.draw(st.integers(limits.initial, limits.maximum))

@@ -19,7 +19,7 @@ class TestKeys:
         (theirs / "server.key").write_bytes((ours / "server.key").read_bytes())
         return ours, theirs
 
-    def test_a_known_key_is_served_also_beyond_loopback(self, folders, recorder):
+    def test_a_client_with_a_known_key_is_served_beyond_loopback(self, folders, recorder):
         keys = load_keys(str(folders[0]))
         with serving(recorder, "tcp://0.0.0.0:*", keys) as server:
             client = RequestClient(server.endpoint.replace("0.0.0.0", "127.0.0.1"), keys)

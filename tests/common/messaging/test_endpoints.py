@@ -34,7 +34,7 @@ def test_not_loopback(endpoint):
     assert not is_loopback(endpoint)
 
 
-def test_an_ipc_path_is_in_use_while_somebody_listens(tmp_path):
+def test_an_ipc_path_is_in_use_while_a_process_listens(tmp_path):
     path = tmp_path / "socket"
     assert not ipc_in_use(f"ipc://{path}")
     with socket.socket(socket.AF_UNIX) as listener:

@@ -1,4 +1,4 @@
-"""What is kept until it is acknowledged, and how it reaches the log whatever is lost or killed on the way."""
+"""Events are kept until they are acknowledged, and reach the log whatever is lost or killed on the way."""
 
 import fcntl
 import os
@@ -54,7 +54,7 @@ def seqs(outbox):
 
 
 class TestOutbox:
-    def test_what_is_appended_comes_back_oldest_first(self, tmp_path):
+    def test_appended_records_come_back_oldest_first(self, tmp_path):
         outbox = filled(tmp_path, 3)
         assert outbox.records(3, 10**9) == [record(1), record(2), record(3)]
 
@@ -66,12 +66,12 @@ class TestOutbox:
         assert [r.seq for r in outbox.records(10, 1)] == [1]
         assert outbox.records(0, 10**9) == []
 
-    def test_a_folder_that_cannot_be_made_is_an_error_for_people(self, tmp_path):
+    def test_a_folder_that_cannot_be_created_is_an_error_for_people(self, tmp_path):
         (tmp_path / "file").touch()
         with pytest.raises(UserError, match=r"scheduler-one\.msgpack: cannot be created: Not a directory"):
             Outbox.create(tmp_path / "file" / "outbox", ORIGIN, LIMITS)
 
-    def test_what_is_acknowledged_is_forgotten(self, tmp_path):
+    def test_acknowledged_records_are_removed(self, tmp_path):
         outbox = filled(tmp_path, 5)
         outbox.acknowledge(3)
         outbox.acknowledge(1)
@@ -101,7 +101,7 @@ class TestOutbox:
         assert seqs(outbox) == list(range(151, 201))
         assert Outbox.take_over(tmp_path / FILE, LIMITS) is None
 
-    def test_nobody_takes_it_over_while_its_owner_lives(self, tmp_path):
+    def test_an_outbox_is_not_taken_over_while_its_owner_lives(self, tmp_path):
         outbox = filled(tmp_path, 2)
         assert Outbox.take_over(tmp_path / FILE, LIMITS) is None
         assert list(left_over(tmp_path, LIMITS)) == []
@@ -128,7 +128,7 @@ class TestOutbox:
             assert seqs(taken) == [1, 2]
             taken.release()
 
-    def test_damage_costs_what_is_behind_it_and_is_said(self, tmp_path, capfd):
+    def test_damage_loses_the_records_after_it_and_is_logged(self, tmp_path, capfd):
         filled(tmp_path, 3).release()
         data = bytearray((tmp_path / FILE).read_bytes())
         data[len(encode(record(1))) + 2] ^= 0xFF
@@ -141,7 +141,7 @@ class TestOutbox:
         assert list(left_over(tmp_path, LIMITS)) == []
         assert list(tmp_path.iterdir()) == []
 
-    def test_a_file_that_was_replaced_meanwhile_is_not_taken_for_the_new_one(self, tmp_path, monkeypatch):
+    def test_a_file_that_was_replaced_is_not_confused_with_the_new_one(self, tmp_path, monkeypatch):
         filled(tmp_path, 1).release()
         lock = fcntl.flock
 
@@ -154,7 +154,7 @@ class TestOutbox:
         monkeypatch.setattr(fcntl, "flock", replace_then_lock)
         assert Outbox.take_over(tmp_path / FILE, LIMITS) is None
 
-    def test_what_the_disk_refuses_stays_in_memory(self, tmp_path, capfd):
+    def test_records_that_the_disk_refuses_stay_in_memory(self, tmp_path, capfd):
         outbox = filled(tmp_path, 2)
         size_bytes = (tmp_path / FILE).stat().st_size
         with disk_that_takes(size_bytes + 10):
@@ -168,7 +168,7 @@ class TestOutbox:
         outbox.release()
         assert seqs(Outbox.take_over(tmp_path / FILE, LIMITS)) == [6]
 
-    def test_a_file_has_no_gap_after_the_disk_refused(self, tmp_path):
+    def test_a_file_has_no_gap_after_a_full_disk(self, tmp_path):
         outbox = filled(tmp_path, 2)
         with disk_that_takes((tmp_path / FILE).stat().st_size + 10):
             outbox.append(encode(record(3)))
@@ -178,7 +178,7 @@ class TestOutbox:
 
 
 class Logger:
-    """The logger's side of a conversation, around a real writer; `silent` while it is stopped or dead."""
+    """A logger around a real writer; `silent` while it is stopped or dead."""
 
     def __init__(self, run_dir):
         self.run_dir = run_dir
@@ -196,7 +196,7 @@ class Logger:
         return on_reply(Acknowledged(seq=self.writer.acknowledged(request.source, request.incarnation)))
 
     def take(self, data):
-        """A record that pub/sub did not lose."""
+        """Receive a record that publish/subscribe did not lose."""
         self.writer.append([decode(data, EventRecord)])
 
     def restart(self):
@@ -209,7 +209,7 @@ class Logger:
 
 
 class World:
-    """A publisher's delivery, a logger, and the seconds that pass for both."""
+    """A publisher's delivery, a logger, and a clock for both."""
 
     def __init__(self, folder, limits=LIMITS):
         self.now_s = 0.0
@@ -226,7 +226,8 @@ class World:
         self.delivery = Delivery(origin, self.folder / "outbox", self.logger, self.timers, self.limits)
 
     def kill(self):
-        """The kernel closes a killed publisher's files, and nothing of it runs any more."""
+        """Do what a kill does: the kernel closes the files of the publisher, and none of its code runs any
+        more."""
         for outbox in self.delivery._outboxes:
             outbox.release()
 
@@ -247,14 +248,14 @@ def world(tmp_path):
 
 
 class TestDelivery:
-    def test_what_arrived_is_acknowledged_without_a_repair(self, world):
+    def test_events_that_arrived_are_acknowledged_without_a_repair(self, world):
         for _ in range(5):
             world.publish()
         world.pass_seconds(2)
         assert world.delivery.pending == 0
         assert world.logger.asked == [GetAcknowledged(run_id="run", source="scheduler", incarnation="p1")]
 
-    def test_what_was_lost_is_repaired_within_seconds(self, world):
+    def test_lost_events_are_repaired_within_seconds(self, world):
         for n in range(20):
             world.publish(lost=n % 3 == 0)
         world.pass_seconds(2)
@@ -266,7 +267,7 @@ class TestDelivery:
         world.pass_seconds(0.5)
         assert world.logger.written() == [("p1", 1)]
 
-    def test_what_is_on_its_way_is_not_repeated(self, world):
+    def test_events_published_since_the_last_question_are_not_repeated(self, world):
         world.publish(lost=True)
         world.delivery._settled_seq = 0
         world.delivery._asked_seq = 0
@@ -293,7 +294,7 @@ class TestDelivery:
         world.pass_seconds(3)
         assert world.logger.written() == [("p1", n) for n in range(1, 11)]
 
-    def test_a_large_backlog_goes_out_in_pieces_that_the_logger_takes(self, tmp_path):
+    def test_a_large_backlog_is_sent_in_pieces_that_the_logger_accepts(self, tmp_path):
         world = World(tmp_path, LimitsConfig(message_bytes=400_000))
         world.logger.silent = True
         for _ in range(8_000):
@@ -346,7 +347,7 @@ class TestDelivery:
         world.pass_seconds(2)
         assert world.logger.written() == [("p1", 1)]
 
-    def test_a_refusal_is_said_and_does_not_stop_the_asking(self, world, capfd):
+    def test_a_refusal_is_logged_and_does_not_stop_the_questions(self, world, capfd):
         answer = world.logger.post
         world.logger.post = lambda request, on_reply, on_silence: on_reply(Refused(reason="no such run"))
         world.publish()
@@ -356,7 +357,7 @@ class TestDelivery:
         world.pass_seconds(2)
         assert world.delivery.pending == 0
 
-    def test_good_bye_is_said_for_the_own_incarnation(self, world):
+    def test_goodbye_names_this_incarnation(self, world):
         said = []
         world.delivery.say_goodbye(lambda: said.append(True))
         assert world.logger.asked == [GoodBye(run_id="run", source="scheduler", incarnation="p1")]

@@ -18,7 +18,7 @@ from tests.fixtures.messaging_servers import ANY_PORT, WAIT_S, free_endpoint
 
 
 class TestEvents:
-    """Publisher and subscriber in one loop; what a real logger makes of it is an integration test."""
+    """Publisher and subscriber in one loop."""
 
     @pytest.fixture
     def parts(self, reactor, tmp_path):

@@ -130,7 +130,7 @@ class TestRememberedReplies:
         kept = [n for n in range(10) if remembered.get(b"%d" % n)]
         assert kept == [7, 8, 9]
 
-    def test_a_reply_beyond_all_bounds_is_not_kept(self):
+    def test_a_reply_larger_than_the_memory_is_not_kept(self):
         remembered = RememberedReplies(Clock())
         remembered.put(b"x", bytes(REMEMBER_BYTES + 1))
         assert remembered.get(b"x") is None
@@ -152,7 +152,7 @@ class TestRequestEncoder:
 
 
 class TestPostedRequests:
-    """`wire` is what the present connection was given; a reopening empties it."""
+    """`wire` is what was sent on the current connection; reopening empties it."""
 
     @pytest.fixture(autouse=True)
     def parts(self):

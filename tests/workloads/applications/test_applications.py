@@ -164,7 +164,7 @@ def test_an_unknown_setting_is_refused_with_the_allowed_ones() -> None:
         build_task("matfac", 0, {"momentum": 0.5})
 
 
-def test_an_application_of_the_users_own_stands_beside_ours() -> None:
+def test_an_application_of_the_user_is_listed_with_ours() -> None:
     module = "tests.fixtures.tiny_app"
     assert {*applications([module])} == {*NAMES, "tiny"}
     assert build_task("tiny", 0, modules=[module]).train_examples == applications([module])["tiny"].examples
@@ -182,7 +182,7 @@ def test_an_application_of_the_users_own_stands_beside_ours() -> None:
         ),
     ],
 )
-def test_a_module_that_is_no_application_is_refused(
+def test_a_module_without_an_application_is_refused(
     text: str, complaint: str, tmp_path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"users_module_{sha256(text.encode()).hexdigest()[:8]}"
@@ -192,7 +192,7 @@ def test_a_module_that_is_no_application_is_refused(
         applications([name])
 
 
-def test_a_module_that_is_not_there_is_refused() -> None:
+def test_a_missing_module_is_refused() -> None:
     with pytest.raises(
         UnknownApplication, match=r"'no\.such\.module': cannot be imported: ModuleNotFoundError"
     ):

@@ -1,4 +1,4 @@
-"""Workload tables: what is read, what is an error of the file, and what is left to the scheduler."""
+"""Workload tables: what is read, what is an error of the file, and what the scheduler decides."""
 
 from pathlib import Path
 
@@ -127,7 +127,7 @@ def test_a_file_without_jobs_is_no_workload(table: Path) -> None:
         read_table(table, APPLICATIONS)
 
 
-def test_a_file_that_is_no_text_or_no_file_is_named(table: Path) -> None:
+def test_a_file_that_is_not_text_or_not_a_file_is_named(table: Path) -> None:
     with pytest.raises(WorkloadError, match="cannot be read: No such file"):
         read_table(table, APPLICATIONS)
     with pytest.raises(WorkloadError, match="cannot be read: Is a directory"):
@@ -164,7 +164,7 @@ def test_an_impossible_job_is_read_and_left_for_the_scheduler_to_refuse(
         ),
     )
 )
-def test_whatever_is_in_a_file_it_is_jobs_or_one_line_of_complaint(table: Path, content: bytes) -> None:
+def test_any_file_gives_jobs_or_one_line_of_complaint(table: Path, content: bytes) -> None:
     table.write_bytes(content)
     complaint = ""
     try:

@@ -46,7 +46,7 @@ def profiles(tmp_path_factory) -> dict[str, MeasuredProfile]:
 
 @pytest.fixture(scope="module")
 def made(profiles):
-    """A set, each made once."""
+    """A workload set; each is generated once."""
     known: dict[tuple[str, str, int], Workload] = {}
 
     def make(name: str, requests: str = "tuned", seed: int = 1) -> Workload:
@@ -83,7 +83,7 @@ def test_a_set_is_a_workload_file_whose_jobs_all_fit_the_cluster(made, name, req
 
 
 @EVERY_SET
-def test_a_set_has_12_to_24_jobs_of_all_four_applications_alike(made, name) -> None:
+def test_a_set_has_12_to_24_jobs_spread_evenly_over_four_applications(made, name) -> None:
     jobs = Counter(row.spec.application for row in made(name).rows)
     assert jobs.keys() == applications().keys()
     assert 12 <= jobs.total() <= 24
@@ -91,7 +91,7 @@ def test_a_set_has_12_to_24_jobs_of_all_four_applications_alike(made, name) -> N
 
 
 @EVERY_SET
-def test_the_kinds_of_requests_differ_in_requests_alone(made, name) -> None:
+def test_tuned_and_realistic_sets_differ_only_in_requests(made, name) -> None:
     def others(workload: Workload) -> list[object]:
         return [
             structs.replace(row, spec=structs.replace(row.spec, replicas=1, batch_size=1))
@@ -102,7 +102,7 @@ def test_the_kinds_of_requests_differ_in_requests_alone(made, name) -> None:
 
 
 @EVERY_SET
-def test_a_seed_decides_all_of_a_set(made, profiles, name) -> None:
+def test_a_seed_decides_everything_in_a_set(made, profiles, name) -> None:
     again = generate(RECIPES[name], "realistic", 1, profiles, NODES, SLOTS)
     assert again == made(name, "realistic")
     other = made(name, "realistic", 2)
@@ -126,7 +126,7 @@ def test_arrivals_come_within_the_window_that_makes_the_load(made, profiles, nam
         assert at_s == sorted(at_s)
 
 
-def test_in_a_burst_all_jobs_come_at_once(made) -> None:
+def test_in_a_burst_all_jobs_arrive_at_once(made) -> None:
     assert {row.at_s for row in made("burst").rows} == {0.0}
 
 
@@ -175,7 +175,8 @@ def test_an_ideally_tuned_batch_makes_the_most_goodput_of_its_replicas(profiles,
 
 
 class Scaled(MeasuredProfile):
-    """As measured, but several replicas take so many times what one takes with the same batch each."""
+    """As measured, but with several replicas a step takes `times` as long as with one replica and the same
+    atomic batch."""
 
     def __init__(self, measured: MeasuredProfile, of_one: float) -> None:
         self.__dict__.update(measured.__dict__)
@@ -186,7 +187,7 @@ class Scaled(MeasuredProfile):
         return alone_s if placement == (1,) else self.of_one * alone_s
 
 
-def test_where_no_number_of_replicas_is_well_chosen_the_nearest_to_it_is_taken(profiles) -> None:
+def test_if_no_number_of_replicas_is_well_chosen_the_nearest_is_requested(profiles) -> None:
     spec = job(profiles, "matfac")
     dear = Scaled(profiles["matfac"], of_one=20.0)
     assert max(speedups_of(dear, spec, NODES, SLOTS).values()) == 1.0
@@ -198,7 +199,7 @@ def test_where_no_number_of_replicas_is_well_chosen_the_nearest_to_it_is_taken(p
 
 
 @EVERY_SET
-def test_users_by_habit_ask_for_a_power_of_two_and_the_initial_batch(made, name) -> None:
+def test_realistic_users_request_a_power_of_two_and_the_initial_batch(made, name) -> None:
     specs = [row.spec for row in made(name, "realistic").rows]
     assert {spec.replicas for spec in specs} <= HABIT.keys()
     assert sum(spec.replicas <= 2 for spec in specs) > len(specs) / 2

@@ -1,4 +1,4 @@
-"""Measured profiles: what is read of a folder, what lies between its points, and what is wrong with one."""
+"""Measured profiles: reading a folder, interpolating between its points, and reporting its problems."""
 
 import math
 from pathlib import Path
@@ -111,7 +111,7 @@ def test_steps_before_the_first_row_are_worth_at_most_what_they_were_on_average(
     assert digits.gain(64, 0.0, 1.0) == 1.0, "the short last step of an epoch"
 
 
-def test_evaluations_are_shared_but_for_what_a_group_takes_beside(tmp_path: Path) -> None:
+def test_an_evaluation_is_shared_except_for_the_overhead_of_a_group(tmp_path: Path) -> None:
     costs = {"evaluation_slot_s": 0.4, "evaluation_group_s": 0.05}
     digits = read_profiles(write_profiles(tmp_path, costs), APPLICATIONS)["digits-cnn"]
     assert digits.evaluation_s(1) == pytest.approx(0.4)
@@ -222,7 +222,7 @@ def test_applications_that_were_not_measured_are_left_out(tmp_path: Path) -> Non
         ),
     ],
 )
-def test_what_is_wrong_is_named_with_its_file(tmp_path: Path, name: str, text, complaint: str) -> None:
+def test_a_problem_is_named_with_its_file(tmp_path: Path, name: str, text, complaint: str) -> None:
     write_profiles(tmp_path)
     (tmp_path / name).unlink()
     if text is not None:

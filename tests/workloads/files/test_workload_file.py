@@ -52,7 +52,7 @@ def job(line: str = "") -> str:
     return f"[[job]]\napplication = 'digits'\n{line}\n"
 
 
-def test_a_row_with_an_application_alone_gets_everything_else_from_it(tmp_path):
+def test_a_row_with_only_an_application_gets_everything_else_from_it(tmp_path):
     workload = read_workload(written(tmp_path, job()), APPLICATIONS)
     assert workload.name == "set"
     (row,) = workload.rows
@@ -73,7 +73,7 @@ def test_a_row_with_an_application_alone_gets_everything_else_from_it(tmp_path):
     )
 
 
-def test_what_a_row_says_goes_before_the_defaults(tmp_path):
+def test_a_row_overrides_the_defaults(tmp_path):
     text = """
         name = "mine"
         seed = 7
@@ -116,7 +116,7 @@ def test_jobs_of_one_workload_have_different_seeds_and_the_same_ones_every_time(
     assert read_workload(path, APPLICATIONS) == first
 
 
-def test_replicas_that_cannot_share_m0_get_the_least_that_they_can(tmp_path):
+def test_replicas_that_cannot_share_m0_get_the_smallest_batch_they_can_share(tmp_path):
     (row,) = read_workload(written(tmp_path, job("replicas = 8")), APPLICATIONS).rows
     assert row.spec.batch_size == 32
 
@@ -169,7 +169,7 @@ def test_a_bad_field_is_refused_with_its_row_its_name_its_value_and_what_is_allo
 
 
 @pytest.mark.parametrize("name", HOSTILE_NAMES)
-def test_hostile_names_are_refused_wherever_they_stand(tmp_path, name):
+def test_hostile_names_are_refused_in_every_field(tmp_path, name):
     quoted = msgspec.json.encode(name).decode().replace("\u202e", "\\u202e")
     assert "id" in refusal(tmp_path, job(f"id = {quoted}"))
     assert "name" in refusal(tmp_path, f"name = {quoted}\n{job()}")
@@ -194,7 +194,7 @@ def test_hostile_names_are_refused_wherever_they_stand(tmp_path, name):
         (job("id = 'a'") + job("id = 'a'"), "job 2: id 'a': used by job 1 with another specification"),
     ],
 )
-def test_a_file_that_is_no_workload_is_refused_in_one_line(tmp_path, text, told):
+def test_a_file_that_is_not_a_workload_is_refused_in_one_line(tmp_path, text, told):
     assert told in refusal(tmp_path, text)
 
 
@@ -250,7 +250,7 @@ wild_float = st.floats() | st.floats(0.4, 1.0)
     ),
     st.none() | st.integers(0, 16),
 )
-def test_whatever_arrives_is_judged_without_an_exception_and_in_printable_lines(spec, slots):
+def test_any_job_is_checked_without_an_exception_and_in_printable_lines(spec, slots):
     for problem in check_spec(spec, APPLICATIONS, slots):
         assert problem.isprintable()
         assert len(problem) < 400
@@ -262,7 +262,7 @@ def test_whatever_arrives_is_judged_without_an_exception_and_in_printable_lines(
     replicas=st.integers(1, 8),
     batch_size=st.integers(16, 256),
 )
-def test_an_accepted_request_can_be_trained_as_it_was_asked_for(bounds, atomic, replicas, batch_size):
+def test_an_accepted_request_can_be_trained_as_requested(bounds, atomic, replicas, batch_size):
     spec = msgspec.structs.replace(
         GOOD,
         min_batch_size=bounds[0],

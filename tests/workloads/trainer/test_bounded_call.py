@@ -1,4 +1,4 @@
-"""Calls in a thread of their own; those that hang are let go by events."""
+"""Calls in their own thread. The tests release hanging calls with events."""
 
 import threading
 
@@ -9,7 +9,7 @@ from workloads.trainer.bounded_call import BoundedCaller
 LONG_S = 30.0
 
 
-def test_a_call_gives_what_its_function_returns_or_raises() -> None:
+def test_a_call_returns_or_raises_what_its_function_does() -> None:
     caller = BoundedCaller()
     assert caller.call(lambda: 3, LONG_S) == 3
     with pytest.raises(ZeroDivisionError):
@@ -24,7 +24,7 @@ def test_one_thread_makes_all_calls_as_long_as_none_hangs() -> None:
     assert threads.pop().daemon
 
 
-def test_a_call_that_hangs_is_left_behind_and_the_next_one_does_not_wait_for_it() -> None:
+def test_a_call_that_hangs_is_abandoned_and_does_not_delay_the_next() -> None:
     caller = BoundedCaller()
     first = caller.call(threading.current_thread, LONG_S)
     let_go = threading.Event()

@@ -37,7 +37,7 @@ CLONE_NEWNS, CLONE_NEWUSER, MS_RDONLY, MS_REMOUNT = 0x20000, 0x10000000, 1, 32
 
 
 class Loader:
-    """What `load_newest` loaded, and what it had to say."""
+    """Records what `load_newest` loaded and which checkpoints it could not use."""
 
     def __init__(self) -> None:
         self.loaded: bytes | None = None
@@ -55,7 +55,7 @@ class Loader:
         return load_newest(folder, named, self.load, self.say)
 
 
-def test_what_was_saved_is_read(tmp_path: Path) -> None:
+def test_a_saved_checkpoint_is_read_back(tmp_path: Path) -> None:
     saved = save(tmp_path, 12, PAYLOAD)
     assert read(saved.path) == PAYLOAD
     assert saved.size_bytes == saved.path.stat().st_size > len(PAYLOAD)
@@ -69,7 +69,7 @@ def test_the_two_newest_are_kept_and_nothing_else(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["truncated", "flipped", "empty", "foreign", "gone"])
-def test_a_damaged_checkpoint_is_passed_over_aloud(tmp_path: Path, damage: str) -> None:
+def test_a_damaged_checkpoint_is_skipped_and_reported(tmp_path: Path, damage: str) -> None:
     good, bad = save(tmp_path, 1, b"good").path, save(tmp_path, 2, PAYLOAD).path
     data = bad.read_bytes()
     match damage:
@@ -92,7 +92,7 @@ def test_a_damaged_checkpoint_is_passed_over_aloud(tmp_path: Path, damage: str) 
     assert saved_in(tmp_path) == [good]
 
 
-def test_a_bad_one_is_not_counted_among_the_two_that_are_kept(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_does_not_count_among_the_two_kept(tmp_path: Path) -> None:
     good = save(tmp_path, 1, b"good").path
     save(tmp_path, 5, PAYLOAD).path.write_bytes(b"")
     Loader().newest(tmp_path)
@@ -100,7 +100,7 @@ def test_a_bad_one_is_not_counted_among_the_two_that_are_kept(tmp_path: Path) ->
     assert saved_in(tmp_path) == [newest, good]
 
 
-def test_when_none_is_good_that_is_said_and_nothing_is_loaded(tmp_path: Path) -> None:
+def test_without_a_usable_checkpoint_nothing_is_loaded_and_all_are_reported(tmp_path: Path) -> None:
     for steps in (1, 2):
         save(tmp_path, steps, b"of another job")
     loader = Loader()
@@ -110,14 +110,14 @@ def test_when_none_is_good_that_is_said_and_nothing_is_loaded(tmp_path: Path) ->
     assert len(loader.fallbacks) == 2
 
 
-def test_a_newer_one_than_the_one_promised_is_used(tmp_path: Path) -> None:
+def test_a_newer_checkpoint_than_the_named_one_is_used(tmp_path: Path) -> None:
     promised, newer = save(tmp_path, 1, b"promised").path, save(tmp_path, 2, b"newer").path
     loader = Loader()
     assert loader.newest(tmp_path, named=str(promised)) == newer
     assert not loader.fallbacks
 
 
-def test_a_full_disk_leaves_the_former_one_as_it_was(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_the_previous_checkpoint_intact(tmp_path: Path) -> None:
     def fill() -> None:
         mount(tmp_path, "size=64k")
         former = save(tmp_path, 1, PAYLOAD).path
@@ -193,8 +193,8 @@ def mount(folder: Path, options: str, flags: int = 0) -> None:
 
 
 @pytest.mark.parametrize("moment", range(12))
-def test_killed_in_a_save_there_is_still_a_good_one(tmp_path: Path, moment: int) -> None:
-    """The process is killed in its n-th call to the file system."""
+def test_a_process_killed_while_saving_leaves_a_usable_checkpoint(tmp_path: Path, moment: int) -> None:
+    """Kill the process in its n-th call to the file system."""
     save(tmp_path, 1, b"former")
     pid = os.fork()
     if pid == 0:
@@ -222,8 +222,8 @@ def _kill_at(moment: int) -> None:
     sys.addaudithook(on_event)
 
 
-def test_killed_at_any_moment_of_a_save_nothing_that_was_saved_is_lost(tmp_path: Path) -> None:
-    """A process saves without a break and is killed, again and again, at a moment drawn at random."""
+def test_a_kill_at_any_moment_of_a_save_loses_nothing_saved_before(tmp_path: Path) -> None:
+    """A process that saves all the time is killed again and again, at random moments."""
     ours, theirs = context.Pipe()
     # All of them are forked from one that has torch imported and runs no threads.
     killer = context.Process(target=_kill_savers, args=(theirs, tmp_path), daemon=True)
@@ -246,13 +246,13 @@ def test_killed_at_any_moment_of_a_save_nothing_that_was_saved_is_lost(tmp_path:
 
 
 class End(NamedTuple):
-    """What a killed process has left."""
+    """What a killed process has left on disk."""
 
     said: int
-    """The last step that it had saved, by its own word."""
+    """The last step that it reported as saved."""
     loaded: int
     whole: bool
-    """The weights are those of that step."""
+    """Whether the weights are those of that step."""
     fallbacks: list[tuple[str, str, str]]
     unfinished: bool
 
@@ -302,7 +302,7 @@ class Malicious:
 
 @pytest.mark.parametrize("how", ["pickle", "torch", "in the state"])
 def test_loading_runs_no_code(tmp_path: Path, how: str) -> None:
-    """However true its digest is."""
+    """Even if its digest is correct."""
     state = TrainingState(tiny_spec(), tiny_app.SPEC, tiny_app.build(3, {}))
     good = save(tmp_path, 1, state.to_bytes()).path
     trace = tmp_path / "code has run"
@@ -330,7 +330,7 @@ def test_loading_runs_no_code(tmp_path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"job": {"id": "other"}}, {"optimizer": None}, {"sampler": [1]}])
-def test_a_state_that_does_not_fit_is_passed_over(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_a_state_of_another_job_is_skipped(tmp_path: Path, changes: dict[str, Any]) -> None:
     state = TrainingState(tiny_spec(), tiny_app.SPEC, tiny_app.build(3, {}))
     good = save(tmp_path, 1, state.to_bytes()).path
     buffer = io.BytesIO()
@@ -354,7 +354,7 @@ def test_a_missing_folder_is_an_error_of_saving_and_nothing_to_resume_from(tmp_p
     ]
 
 
-def test_state_is_not_read_from_disk_while_somebody_has_it_in_memory(tmp_path: Path) -> None:
+def test_state_is_not_read_from_disk_while_a_replica_has_it_in_memory(tmp_path: Path) -> None:
     one, other, reader = (StateLock(tmp_path) for _ in range(3))
     assert one.try_share()
     assert other.try_share()
@@ -383,7 +383,7 @@ def test_a_killed_process_does_not_keep_others_from_the_disk(tmp_path: Path) -> 
     assert lock.try_alone()
 
 
-def test_progress_is_noted_for_those_who_resume_from_less(tmp_path: Path) -> None:
+def test_recorded_progress_is_known_to_those_who_resume_from_less(tmp_path: Path) -> None:
     assert checkpoint.noted_progress(tmp_path) == 0.0
     for progress in (12345.678901234567, 13.5, 1e-300, 2.0 / 3.0, 1e12):
         checkpoint.note_progress(tmp_path, progress)

@@ -12,7 +12,7 @@ SPEEDS = [0.1, 0.2, 0.3, 0.5, 0.8, 0.9]
 
 
 class Machine:
-    """Wall and CPU clock of a process; sleep wakes up late, as real ones do."""
+    """Wall and CPU clock of a process; sleep wakes up late, as in reality."""
 
     def __init__(self, late_s: float = 0.0) -> None:
         self.now_s, self.used_s, self.late_s, self.sleeps = 0.0, 0.0, late_s, 0
@@ -68,7 +68,7 @@ def test_waiting_for_others_counts_as_time_in_which_the_core_was_not_used() -> N
 
 
 @pytest.mark.parametrize("speed", [*SPEEDS, 1.0])
-def test_what_helper_threads_use_in_a_collective_counts(speed: float) -> None:
+def test_cpu_time_of_helper_threads_counts(speed: float) -> None:
     machine = Machine()
     pacer = machine.pacer(speed)
     while machine.now_s < 10.0:
@@ -78,7 +78,7 @@ def test_what_helper_threads_use_in_a_collective_counts(speed: float) -> None:
     assert machine.used_s / machine.now_s == pytest.approx(speed, rel=0.005)
 
 
-def test_a_long_wait_is_worth_a_short_burst_and_no_more() -> None:
+def test_a_long_wait_allows_only_a_short_burst() -> None:
     machine = Machine()
     pacer = machine.pacer(0.5)
     machine.wait(60.0)
@@ -108,7 +108,7 @@ def test_the_cpu_clock_never_runs_ahead_by_more_than_a_burst(work: list[tuple[fl
         assert used_s <= 0.3 * (wall_s + BURST_S) + 1e-9
 
 
-def test_a_slot_that_is_a_whole_core_never_sleeps() -> None:
+def test_a_slot_of_a_whole_core_never_sleeps() -> None:
     machine = Machine()
     pacer = machine.pacer(1.0)
     for _ in range(100):
@@ -124,7 +124,7 @@ def test_an_impossible_speed_is_refused(speed: float) -> None:
 
 
 def test_a_real_process_with_a_helper_thread_keeps_to_its_share() -> None:
-    """However busy the machine is: nobody gets more than he takes."""
+    """However busy the machine is: a process never gets more CPU time than it takes."""
     data = bytes(2_000_000)
 
     def work() -> None:

@@ -19,7 +19,7 @@ EXAMPLES = 60
 
 
 def run(epochs: float, spoil_step: int | None = None, spoil: str = "") -> tuple[str, ...]:
-    """Findings after so many epochs on three ranks, whose sums are added up in float32 as a group would."""
+    """Findings after this many epochs on three ranks, whose sums are added in float32 as in a group."""
     sampler, fingerprints, ledger = Sampler(EXAMPLES, 3), Fingerprints(EXAMPLES), SampleLedger()
     step = 0
     while sampler.epoch + sampler.cursor / EXAMPLES < epochs:
@@ -58,7 +58,7 @@ def test_one_lost_or_repeated_example_is_found(spoil: str, finding: str) -> None
     assert run(3, 8, spoil) == (f"epoch 1: {finding} were used",)
 
 
-def test_one_example_taken_twice_in_place_of_another_is_found() -> None:
+def test_an_example_used_twice_instead_of_another_is_found() -> None:
     assert run(3, 8, "exchange") == ("epoch 1: not every example was used exactly once",)
 
 

@@ -9,7 +9,7 @@ from workloads.trainer.sample_ledger import Fingerprints, SampleLedger
 from workloads.trainer.sampler import Sampler
 
 shapes = st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(1, 40))
-"""(ranks, passes, batch a pass)"""
+"""(ranks, passes, atomic batch size)"""
 
 
 @given(

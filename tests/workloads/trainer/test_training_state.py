@@ -1,4 +1,4 @@
-"""Gradients and state of one process; several ranks are added up as the all-reduce does."""
+"""Gradients and state in one process. The tests add up several ranks as the all-reduce would."""
 
 import math
 import pickle
@@ -33,7 +33,7 @@ def tiny_state(
 
 
 def step(states: list[TrainingState], total: int, passes: int = 1) -> list[float]:
-    """One step of a group whose ranks are `states`; the gains."""
+    """Make one step of a group whose ranks are `states`; returns the gains."""
     batches = []
     for rank, state in enumerate(states):
         batch = state.sampler.take(total, rank, len(states), passes)
@@ -84,9 +84,7 @@ def test_the_gradient_is_the_mean_over_the_batch_also_where_ranks_have_none() ->
 
 @pytest.mark.parametrize("application", [tiny_app.SPEC, ADAM], ids=["sgd", "adam"])
 @pytest.mark.parametrize("passes", [1, 3])
-def test_a_state_that_was_saved_and_loaded_goes_on_the_same(
-    application: ApplicationSpec, passes: int
-) -> None:
+def test_training_continues_identically_from_a_saved_state(application: ApplicationSpec, passes: int) -> None:
     one = tiny_state(application, dropout=0.3)
     for _ in range(25):
         step([one], 72, passes)
@@ -112,13 +110,13 @@ def test_rates_follow_gain_and_schedule() -> None:
 
 
 def averages(state: TrainingState) -> tuple[float, float]:
-    """Adam's number of steps, and what it keeps of squares, added up."""
+    """Adam's number of steps, and the sum of its averaged squares."""
     kept = list(state.task.optimizer.state.values())
     return float(kept[0]["step"]), sum(float(of["exp_avg_sq"].sum()) for of in kept)
 
 
-def test_what_adam_averages_is_told_at_the_scale_of_each_update(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without the update itself, what is left is the change of scale."""
+def test_adams_averages_are_converted_to_the_scale_of_each_update(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The update itself is left out, so that only the change of scale remains."""
     state = tiny_state(ADAM)
     for _ in range(4):
         step([state], 24)
@@ -168,7 +166,7 @@ def test_a_step_that_is_not_finite_changes_no_weight_and_is_not_trusted() -> Non
     assert step([state], 24) == [1.0]
 
 
-def test_a_loss_that_stays_without_value_is_the_jobs_fault() -> None:
+def test_a_loss_that_stays_not_finite_is_the_fault_of_the_job() -> None:
     state = tiny_state(nan_at=1.0)
     for _ in range(MAX_BAD_STEPS - 1):
         step([state], 24)
@@ -225,8 +223,8 @@ def test_running_averages_of_a_model_are_shared_and_a_broken_step_leaves_none() 
     assert torch.equal(model[1].running_mean, before + 1.0), "there is nothing more to undo"
 
 
-def test_what_never_changes_in_a_model_stays_exactly_what_it_is_also_where_a_rank_has_no_example() -> None:
-    """Such as a mask of infinities, which times a weight of 0 would be no number."""
+def test_a_constant_buffer_of_a_model_stays_exactly_the_same() -> None:
+    """Such as a mask of infinities: infinity times a weight of 0 would be NaN."""
 
     def masking() -> tuple[nn.Module, FlatGradients]:
         model = nn.Linear(1, 1)
@@ -259,8 +257,8 @@ def test_a_target_is_met_from_its_own_side() -> None:
     assert meets(msgspec.structs.replace(tiny_app.SPEC, metric_mode="max"), 0.06, 0.05)
 
 
-def test_what_dropout_draws_depends_on_the_passes_of_a_step_and_not_on_who_computes_them() -> None:
-    """Ragged steps and the end of an epoch included; no two passes draw the same."""
+def test_dropout_depends_on_the_passes_of_a_step_and_not_on_the_replica() -> None:
+    """Also in uneven steps and at the end of an epoch. No two passes draw the same numbers."""
 
     def train(ranks: int, passes: int, steps: int = 15) -> torch.Tensor:
         states = [tiny_state(dropout=0.5) for _ in range(ranks)]
@@ -275,7 +273,7 @@ def test_what_dropout_draws_depends_on_the_passes_of_a_step_and_not_on_who_compu
     assert not torch.allclose(train(1, 1), one, atol=1e-3, rtol=0.0)
 
 
-def test_each_pass_of_each_step_draws_numbers_of_its_own() -> None:
+def test_each_pass_of_each_step_draws_different_numbers() -> None:
     state = tiny_state()
     drawn = set()
     for _ in range(20):

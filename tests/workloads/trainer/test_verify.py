@@ -1,4 +1,4 @@
-"""What the verifier finds in a checkpoint that is true, and in those that are not."""
+"""What the verifier finds for true and for false claims."""
 
 from pathlib import Path
 
@@ -22,7 +22,7 @@ PACER = Pacer(1.0)
 
 @pytest.fixture
 def trained() -> TrainingState:
-    """An epoch and a half."""
+    """A state after an epoch and a half."""
     state = TrainingState(SPEC, tiny_app.SPEC, tiny_app.build(SPEC.seed, {}))
     for _ in range(16):
         step([state], 24)
@@ -47,7 +47,7 @@ def test_a_true_claim_has_no_findings(tmp_path: Path, trained: TrainingState) ->
 
 
 @pytest.mark.parametrize("times", [1 - 1e-5, 1 + 1e-5])
-def test_another_progress_than_that_of_the_checkpoint_is_found(
+def test_progress_that_differs_from_the_checkpoint_is_found(
     tmp_path: Path, trained: TrainingState, times: float
 ) -> None:
     order = claim(tmp_path, trained)
@@ -72,7 +72,7 @@ def test_an_example_used_twice_is_found(tmp_path: Path, trained: TrainingState) 
 
 
 @pytest.mark.parametrize("off", [-2.0, 2.0])
-def test_another_metric_than_that_of_the_checkpoint_is_found(
+def test_a_metric_that_differs_from_the_checkpoint_is_found(
     tmp_path: Path, trained: TrainingState, off: float
 ) -> None:
     order = claim(tmp_path, trained)

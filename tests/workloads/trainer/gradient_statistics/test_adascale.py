@@ -43,7 +43,7 @@ KNOWN = GradientStatistics(sqr=1.0, var=4.0)
 
 
 def averaged(optimizer: torch.optim.Optimizer) -> list[dict[str, torch.Tensor]]:
-    """A copy of what it keeps, parameter by parameter."""
+    """A copy of the optimizer's state, by parameter."""
     return [{name: value.clone() for name, value in kept.items()} for kept in optimizer.state.values()]
 
 
@@ -53,7 +53,7 @@ def corrected(kept: dict[str, torch.Tensor], name: str, beta: float) -> torch.Te
 
 
 def adam_after(steps: int, amsgrad: bool = False) -> torch.optim.Adam:
-    """Has averaged over `steps` different gradients of a vector and a matrix."""
+    """An optimizer that has averaged `steps` different gradients of a vector and a matrix."""
     parameters = [nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2, 2))]
     adam = torch.optim.Adam(parameters, amsgrad=amsgrad)
     for number in range(steps):
@@ -65,7 +65,7 @@ def adam_after(steps: int, amsgrad: bool = False) -> torch.optim.Adam:
 
 @pytest.mark.parametrize("known", [KNOWN, None])
 @pytest.mark.parametrize(("former", "scale"), [(1.0, 16.0), (16.0, 1.0), (3.0, 4.5)])
-def test_averages_over_steps_at_one_scale_are_of_as_many_examples_at_another(
+def test_rescaled_averages_cover_the_same_number_of_examples(
     known: GradientStatistics | None, former: float, scale: float
 ) -> None:
     adam = adam_after(10, amsgrad=True)
@@ -86,7 +86,7 @@ def test_averages_over_steps_at_one_scale_are_of_as_many_examples_at_another(
 
 
 @pytest.mark.parametrize("known", [KNOWN, None])
-def test_the_move_that_the_average_gradient_stands_for_does_not_follow_the_rate(
+def test_the_move_by_the_average_gradient_is_unchanged_by_the_rate(
     known: GradientStatistics | None,
 ) -> None:
     adam = adam_after(10)

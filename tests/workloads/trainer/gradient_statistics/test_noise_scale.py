@@ -35,7 +35,7 @@ MeanLoss = Callable[[torch.Tensor], torch.Tensor]
 def show(
     gradients: FlatGradients, mean_loss: MeanLoss, examples: torch.Tensor, ranks: int, passes: int
 ) -> StepEstimate | None:
-    """What a step with `examples` shows, `ranks` being added up here as the all-reduce would."""
+    """The estimate of a step with `examples`; `ranks` are added up here as the all-reduce would."""
     total, groups = len(examples), examples.chunk(ranks * passes)
     reduced = torch.zeros_like(gradients.flat)
     for rank in range(ranks):
@@ -51,7 +51,7 @@ def show(
 
 
 class Truth:
-    """The regression, its weights, and averages of the closed forms as the estimator takes its own."""
+    """The regression, its weights, and the closed forms averaged in the same way as the estimates."""
 
     def __init__(self, rate: float, seed: int) -> None:
         self._draw = torch.Generator().manual_seed(seed)
@@ -125,14 +125,14 @@ def products(gradients: list[torch.Tensor]) -> Products:
     return Products(*(float(x @ y) for x, y in ((a, a), (a, b), (a, c), (b, b), (b, c), (c, c))))
 
 
-def test_a_gradient_that_drifts_steadily_is_not_taken_for_noise() -> None:
+def test_a_gradient_that_drifts_steadily_does_not_count_as_noise() -> None:
     start, drift = torch.tensor([1.0, 2.0, 0.0]), torch.tensor([0.5, -0.25, 1.0])
     estimate = of_successive((8, 16, 4), products([start + k * drift for k in range(3)]))
     assert estimate.trace == pytest.approx(0.0, abs=1e-5)
 
 
 def test_a_gradient_that_turns_keeps_its_length() -> None:
-    """Neighbours' product alone would be 12 % short."""
+    """The product of neighbouring gradients alone would be 12 % too small."""
     angles = torch.tensor([0.0, 0.5, 1.0])
     turning = list(3.0 * torch.stack([angles.cos(), angles.sin()], dim=1))
     assert of_successive((8, 8, 8), products(turning)).sqr == pytest.approx(9.0, rel=0.01)
@@ -229,14 +229,14 @@ def test_one_step_that_is_not_finite_is_flagged_and_does_not_hurt_the_averages(b
     assert (after.sqr, after.var) == pytest.approx((before.sqr, before.var))
 
 
-def test_without_estimates_nothing_is_gained_and_nothing_reported() -> None:
+def test_without_estimates_the_gain_is_1_and_nothing_is_reported() -> None:
     estimator = fed(of_groups(groups=4, batch=128, local_sqr=3.0, mean_sqr=1.0), times=1)
     assert estimator.statistics() is None
     assert estimator.gain(64.0) == 1.0
 
 
 @pytest.mark.parametrize("estimates", [[1.0, -2.0, 3.0, -2.5, 0.5], [4.0, -4.0]])
-def test_an_average_below_its_standard_error_is_taken_for_as_large_as_that(estimates: list[float]) -> None:
+def test_an_average_below_its_standard_error_is_reported_as_that_error(estimates: list[float]) -> None:
     """At M0 the averages weigh so few estimates nearly alike."""
     estimator = GradientNoiseScale(M0)
     for sqr in estimates:
