@@ -76,9 +76,9 @@ def fidelity(
     from common.config import load_config
     from common.eventlog import EVENTS_FILE
     from common.lifecycle import UserError, signals_as_interrupt
-    from services.simulator.cases import check
+    from services.simulator.case_from_run import case_from_run
     from services.simulator.parallel import simulated
-    from services.simulator.twins import twin
+    from services.simulator.run_case import check_cases
     from workloads.applications import applications
     from workloads.files.measured_profile import PROFILES, read_profiles
 
@@ -106,8 +106,8 @@ def fidelity(
             cases, lacking = [], {}
             for folder in (place / run.name for run in runs):
                 try:
-                    case = twin(folder, profiles, draft, factors(folder))
-                    check([case])
+                    case = case_from_run(folder, profiles, draft, factors(folder))
+                    check_cases([case])
                     cases.append(case)
                 except UserError as error:
                     lacking[folder.name] = str(error)

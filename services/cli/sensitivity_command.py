@@ -86,8 +86,8 @@ def sensitivity(
     from analysis.report.sensitivity_report import Axis, encoded, figures, markdown, study
     from common import __version__
     from common.lifecycle import UserError, signals_as_interrupt
-    from services.simulator.cases import is_burst
     from services.simulator.parallel import simulated
+    from services.simulator.run_case import is_burst
     from services.simulator.sweeps import BASELINES, LEFT_OUT, LOAD, chosen, distinct, members
 
     if world not in BASELINES:
@@ -149,7 +149,8 @@ def writable(out: Path) -> None:
 
 
 def _published(traces: Path | None, workloads: list[str] | None, seeds: int) -> "list[SimulationCase]":
-    from services.simulator.cases import check, labels, traces_in
+    from services.simulator.cases import labels, traces_in
+    from services.simulator.run_case import check_cases
 
     place = traces_in(traces)
     files = [Path(name) for name in workloads or ()] or [
@@ -161,7 +162,7 @@ def _published(traces: Path | None, workloads: list[str] | None, seeds: int) -> 
         if path is not None
         for seed in range(1, seeds + 1)
     ]
-    check(base)
+    check_cases(base)
     return base
 
 
@@ -170,7 +171,8 @@ def _sets(
 ) -> "list[SimulationCase]":
     """A set is made anew for each seed; the jobs of a file are the same for all."""
     from common.config import load_config
-    from services.simulator.cases import CLUSTERS, check
+    from services.simulator.cases import CLUSTERS
+    from services.simulator.run_case import check_cases
     from workloads.applications import applications
     from workloads.files.generate import RECIPES, REQUESTS, generate, to_toml
     from workloads.files.measured_profile import PROFILES, read_profiles
@@ -188,7 +190,7 @@ def _sets(
                 text = to_toml(generate(RECIPES[name], requests, seed, measured, usual.nodes, usual.slots))
                 path.write_text(text, encoding="utf-8")
             base.append(_case("calibrated", label, path, seed, profiles=profiles))
-    check(base)
+    check_cases(base)
     return base
 
 

@@ -142,15 +142,9 @@ def simulate(
     from msgspec.structs import replace
 
     from common.lifecycle import signals_as_interrupt
-    from services.simulator.cases import (
-        CLUSTERS,
-        WORLDS,
-        SimulationCase,
-        check,
-        claimed,
-        every_policy,
-        labels,
-    )
+    from services.simulator.cases import CLUSTERS, WORLDS, SimulationCase, every_policy, labels
+    from services.simulator.output_folders import claimed
+    from services.simulator.run_case import check_cases
 
     if world not in WORLDS:
         raise typer.BadParameter(f"--world {world!r}: allowed: {', '.join(WORLDS)}")
@@ -193,7 +187,7 @@ def simulate(
         for policy in every_policy(policies)
         for seed in dict.fromkeys(seeds or [0])
     ]
-    check(cases)
+    check_cases(cases)
     with signals_as_interrupt(), claimed(out, [case.run_id for case in cases]):
         results = list(simulated(cases, processes))
     if len(results) == 1:  # then the figures are those of the whole command

@@ -15,8 +15,9 @@ import pytest
 from msgspec import structs
 
 from analysis.summarize import main as summarize
-from services.simulator.cases import LOCK_FILE, SimulationCase
-from services.simulator.cases import simulate as simulate_case
+from services.simulator.cases import SimulationCase
+from services.simulator.output_folders import LOCK_FILE
+from services.simulator.run_case import simulate as simulate_case
 from tests.fixtures.profiles import write_profiles
 
 TABLE = "name,time,application,num_replicas,batch_size\na,0,small,1,128\nb,30,small,2,256\n"

@@ -26,8 +26,8 @@ from common.protocol import (
 from common.types import JobSpec, JobState, Node
 from services.scheduler.policies import make_policy
 from services.scheduler.policies.interface import ClusterView, Decision, Policy
-from services.simulator.engine import Plan, SimulatedRun, Simulation
-from services.simulator.worlds.interface import Happening, World
+from services.simulator.engine import SimulatedRun, Simulation, SimulationPlan
+from services.simulator.worlds.interface import World, WorldEvent
 from services.simulator.worlds.synthetic import APPLICATIONS, SyntheticWorld
 from tests.fixtures.countdown import Countdown
 from tests.fixtures.scheduler_driver import make_spec
@@ -40,7 +40,7 @@ def drive(
     arrivals: Sequence[Arrival], world: World, policy: Policy | str = "fixed", round_s: float = 60.0
 ) -> tuple[SimulatedRun, list[EventRecord]]:
     records: list[EventRecord] = []
-    plan = Plan(run_id="run", workload="w", arrivals=arrivals, nodes=NODES, round_s=round_s, seed=3)
+    plan = SimulationPlan(run_id="run", workload="w", arrivals=arrivals, nodes=NODES, round_s=round_s, seed=3)
     policy = make_policy(policy) if isinstance(policy, str) else policy
     run = Simulation(plan, world, policy, lambda: 0.0, records.extend).run()
     return run, records
@@ -55,7 +55,7 @@ def made_up(world: SyntheticWorld, jobs: Sequence[tuple[float, int]]) -> list[Ar
     rows = []
     for number, (at_s, replicas) in enumerate(jobs):
         fields = JobFields(application="small", id=f"job-{number}", replicas=replicas)
-        rows.append(Arrival(at_s=at_s, spec=world.complete(complete_spec(fields, APPLICATIONS, "", 0))))
+        rows.append(Arrival(at_s=at_s, spec=world.add_job(complete_spec(fields, APPLICATIONS, "", 0))))
     return rows
 
 
@@ -200,7 +200,7 @@ def test_jobs_that_can_never_end_are_given_up_with_the_reason() -> None:
 
 def test_a_start_that_lasts_many_short_rounds_is_waited_for() -> None:
     class Starting(Countdown):
-        def fixed_s(self, spec: JobSpec) -> float:
+        def overhead_s(self, spec: JobSpec) -> float:
             return 20.0
 
     run, records = drive([Arrival(at_s=0.0, spec=make_spec("a"))], Starting({"a": 25.0}), round_s=0.01)
@@ -212,7 +212,7 @@ def test_orders_go_to_the_world_once_however_many_nodes_register() -> None:
     class Counting(Countdown):
         applied = 0
 
-        def apply(self, orders: Orders, now_s: float) -> Sequence[Happening]:
+        def apply(self, orders: Orders, now_s: float) -> Sequence[WorldEvent]:
             self.applied += 1
             return super().apply(orders, now_s)
 
@@ -227,9 +227,9 @@ class AtOnce(Countdown):
 
     restart_s = 30.0
 
-    def apply(self, orders: Orders, now_s: float) -> Sequence[Happening]:
+    def apply(self, orders: Orders, now_s: float) -> Sequence[WorldEvent]:
         happened = super().apply(orders, now_s)
-        return [Happening(now_s, h.source, h.what) for h in happened]
+        return [WorldEvent(now_s, h.source, h.content) for h in happened]
 
 
 def test_a_policy_that_flips_at_one_instant_is_given_up() -> None:
@@ -250,8 +250,8 @@ def test_rounds_in_which_a_policy_fails_change_nothing_and_are_told() -> None:
     world = SyntheticWorld(seed=1)
     run, _ = drive(made_up(world, [(0.0, 1), (0.0, 2)]), world, Raises())
     assert len(run.state.ended) == 2
-    assert run.state.rounds // 2 <= len(run.undecided) <= run.state.rounds // 2 + 1
-    (told,) = set(run.undecided)
+    assert run.state.rounds // 2 <= len(run.invalid_decisions) <= run.state.rounds // 2 + 1
+    (told,) = set(run.invalid_decisions)
     assert told.startswith(
         "kept as it was: policy 'raises' gave no valid decision: ZeroDivisionError: by zero"
     )
@@ -267,7 +267,7 @@ def test_what_a_policy_says_of_a_job_it_keeps_is_not_taken_for_a_failure() -> No
             return Decision(allocations=decision.allocations, configs=decision.configs, reasons=reasons)
 
     run, _ = drive([Arrival(at_s=0.0, spec=make_spec("a"))], Countdown({"a": 5.0}), Keeps())
-    assert not run.undecided
+    assert not run.invalid_decisions
 
 
 def test_a_job_that_is_impossible_is_refused_and_the_rest_go_on() -> None:

@@ -4,9 +4,11 @@ import pytest
 
 from analysis.compare.experiment_runs import gather
 from analysis.log.history import replay
-from services.simulator.cases import SimulationCase, claimed, simulate
+from services.simulator.cases import SimulationCase
 from services.simulator.isolated_model import IsolatedModel, Unprofiled, calibrated
 from services.simulator.isolated_times import IsolatedTimes
+from services.simulator.output_folders import claimed
+from services.simulator.run_case import simulate
 from services.simulator.worlds.calibrated import CalibratedWorld
 from tests.fixtures.logs import written
 from tests.fixtures.profiles import write_profiles
@@ -44,7 +46,7 @@ def test_runs_on_the_same_nodes_share_what_has_been_simulated(modelled: Isolated
 
 
 def test_an_application_without_a_profile_is_named(modelled: IsolatedModel) -> None:
-    with pytest.raises(Unprofiled, match=r"smallest: no profile of it; there are .*digits-cnn"):
+    with pytest.raises(Unprofiled, match=r"smallest: has no profile; profiles exist of .*digits-cnn"):
         modelled(replay(written(happenings("tail", "fixed", 1, [10.0], application="smallest"))))
 
 

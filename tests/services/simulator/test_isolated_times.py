@@ -5,9 +5,9 @@ import math
 import pytest
 
 from common.types import Node
-from services.simulator.cases import alone_in, simulate
 from services.simulator.isolated_times import IsolatedTimes, mean_active
 from services.simulator.policy_table import comparison
+from services.simulator.run_case import isolated_times_for, simulate
 from services.simulator.worlds.synthetic import APPLICATIONS, SyntheticWorld
 from tests.services.simulator.worlds.test_synthetic import case
 from workloads.files.workload_file import JobFields, complete_spec
@@ -40,7 +40,9 @@ def test_a_job_that_was_alone_took_as_long_as_alone_up_to_the_batches_it_did_not
     assert result.rho is not None
     assert result.rho.worst == pytest.approx(1.0, rel=0.01)
     assert simulate(one).rhos == result.rhos
-    assert alone_in(one) is alone_in(case("fixed", jobs=5, nodes=1, slots=1, fairness=True))
+    assert isolated_times_for(one) is isolated_times_for(
+        case("fixed", jobs=5, nodes=1, slots=1, fairness=True)
+    )
 
 
 def test_the_comparison_has_a_row_a_policy_and_the_worst_rho_of_all_runs() -> None:

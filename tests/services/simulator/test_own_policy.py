@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from services.scheduler.policies import make_live_policy, policy_names
-from services.simulator.cases import simulate
+from services.simulator.run_case import simulate
 from tests.fixtures.policy_views import job, view
 from tests.services.simulator.worlds.test_synthetic import case
 from tests.test_readme import block

@@ -14,8 +14,8 @@ CASES = [case("fixed", jobs=1, seed=seed) for seed in (1, 2, 3)]
 
 
 def test_a_process_that_is_ended_is_told_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.simulator.cases.simulate", lambda _: os._exit(1))
-    with pytest.raises(WorkerLost, match=r"ended from outside .*-j 1 takes less.*: 3 of 3 runs are missing"):
+    monkeypatch.setattr("services.simulator.run_case.simulate", lambda _: os._exit(1))
+    with pytest.raises(WorkerLost, match=r"killed from outside .*-j 1 needs less.*: 3 of 3 runs are missing"):
         list(simulated(CASES, 2))
     assert WorkerLost.exit_code == 1
 
@@ -27,7 +27,7 @@ def test_only_the_process_that_started_the_others_hears_of_an_interrupt(
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         return SimpleNamespace(run_id=case.run_id, mean_jct_s=None, cpu_s=0.0, mask=mask)
 
-    monkeypatch.setattr("services.simulator.cases.simulate", blocked)
+    monkeypatch.setattr("services.simulator.run_case.simulate", blocked)
     results: list[Any] = list(simulated(CASES, 2))
     assert [result.run_id for result in results] == [case.run_id for case in CASES]
     assert all(signal.SIGINT in result.mask for result in results)

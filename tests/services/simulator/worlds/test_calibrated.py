@@ -39,7 +39,7 @@ from services.metrics_collector.memory import Memory
 from services.scheduler.policies import make_policy
 from services.scheduler.policies.interface import ClusterView, Decision, Policy
 from services.scheduler.policies.placement import Board, number_nodes, to_allocation, to_row
-from services.simulator.engine import Plan, SimulatedRun, Simulation
+from services.simulator.engine import SimulatedRun, Simulation, SimulationPlan
 from services.simulator.isolated_times import IsolatedTimes
 from services.simulator.perturbation import Perturbation
 from services.simulator.worlds.calibrated import CalibratedWorld
@@ -139,8 +139,10 @@ def simulate(
     arrivals = []
     for number, fields in enumerate(jobs):
         spec = complete_spec(fields, world.applications, fields.id or f"job-{number}", number)
-        arrivals.append(Arrival(at_s=fields.at_s, spec=world.complete(spec)))
-    plan = Plan(run_id="run", workload="w", arrivals=arrivals, nodes=nodes, round_s=round_s, seed=seed)
+        arrivals.append(Arrival(at_s=fields.at_s, spec=world.add_job(spec)))
+    plan = SimulationPlan(
+        run_id="run", workload="w", arrivals=arrivals, nodes=nodes, round_s=round_s, seed=seed
+    )
     records: list[EventRecord] = []
     return Outcome(Simulation(plan, world, policy, lambda: 0.0, records.extend).run(), records)
 
@@ -337,8 +339,8 @@ def test_a_job_that_never_reaches_its_target_fails_when_its_budget_is_spent(prof
 def test_a_profile_has_what_the_samples_show_and_the_price_of_a_resize(profiles) -> None:
     world = CalibratedWorld(profiles, NODES)
     script = [(0.0, on(node_1=1), 32), (4.0, on(node_1=2), 32)]
-    spec = world.complete(complete_spec(digits(), world.applications, "a", 0))
-    plan = Plan(
+    spec = world.add_job(complete_spec(digits(), world.applications, "a", 0))
+    plan = SimulationPlan(
         run_id="r", workload="w", arrivals=[Arrival(at_s=0, spec=spec)], nodes=NODES, round_s=2, seed=0
     )
     Simulation(plan, world, Scripted(script), lambda: 0.0).run()
@@ -354,12 +356,12 @@ def test_with_a_memory_a_job_starts_from_what_others_have_shown(profiles) -> Non
     memory = Memory()
     world = CalibratedWorld(profiles, NODES, memory=memory)
     for job_id in ("a", "b"):
-        spec = world.complete(complete_spec(digits(id=job_id), world.applications, job_id, 0))
+        spec = world.add_job(complete_spec(digits(id=job_id), world.applications, job_id, 0))
         (fresh,) = world.profiles((job_id,))
         assert (fresh.parameters is not None) == (job_id == "b")
         assert fresh.needed_progress == (375.0 if job_id == "b" else 0.0)
         arrivals = [Arrival(at_s=0.0, spec=spec)]
-        plan = Plan(run_id="r", workload="w", arrivals=arrivals, nodes=NODES, round_s=2.0, seed=0)
+        plan = SimulationPlan(run_id="r", workload="w", arrivals=arrivals, nodes=NODES, round_s=2.0, seed=0)
         if job_id == "a":
             Simulation(plan, world, make_policy("fixed"), lambda: 0.0).run()
 
@@ -368,8 +370,8 @@ def test_errors_are_in_what_is_told_and_not_in_what_is_true(profiles) -> None:
     job = digits(replicas=2, batch_size=128)
     exact = simulate(profiles, make_policy("fixed"), [job])
     errors = Perturbation(times=0.5, noise=2.0, seed=3)
-    wrong = simulate(profiles, make_policy("fixed"), [job], errors=errors)
-    again = simulate(profiles, make_policy("fixed"), [job], errors=errors)
+    wrong = simulate(profiles, make_policy("fixed"), [job], perturbation=errors)
+    again = simulate(profiles, make_policy("fixed"), [job], perturbation=errors)
     assert wrong.jct_s() == exact.jct_s()
     assert wrong.records == again.records
     told, true = (outcome.of(TrainingSample)[-1][1] for outcome in (wrong, exact))
@@ -377,10 +379,10 @@ def test_errors_are_in_what_is_told_and_not_in_what_is_true(profiles) -> None:
     assert told.gain == true.gain
     assert 0.5 <= told.step_s / true.step_s <= 1.5
     assert told.step_s != true.step_s
-    factors = [errors.told_times("a", (1, n, 8), 2.0, 1.0) for n in range(1, 100)]
+    factors = [errors.perturbed_times("a", (1, n, 8), 2.0, 1.0) for n in range(1, 100)]
     assert all(0.5 <= sync_s <= 1.5 and 0.5 <= step_s - sync_s <= 1.5 for step_s, sync_s in factors)
     assert len(set(factors)) == 99
-    assert Perturbation().told_times("a", (1, 1, 8), 2.0, 1.0) == (2.0, 1.0)
+    assert Perturbation().perturbed_times("a", (1, 1, 8), 2.0, 1.0) == (2.0, 1.0)
 
 
 def test_another_restart_cost_is_paid_at_every_group(profiles) -> None:
@@ -393,7 +395,7 @@ def test_another_restart_cost_is_paid_at_every_group(profiles) -> None:
 
 def test_the_oracle_tells_when_a_job_will_have_ended(profiles) -> None:
     world = CalibratedWorld(profiles, NODES)
-    spec = world.complete(complete_spec(digits(replicas=2, batch_size=64), world.applications, "a", 0))
+    spec = world.add_job(complete_spec(digits(replicas=2, batch_size=64), world.applications, "a", 0))
     steps, step_s = world.remaining_steps(spec.id), world.step_time_s(spec.id, 2)
     outcome = simulate(profiles, make_policy("fixed"), [digits(replicas=2, batch_size=64)])
     assert outcome.jct_s() == pytest.approx(START_S + steps * step_s + VERIFY_S, rel=0.05)
@@ -410,11 +412,11 @@ def test_alone_a_job_takes_as_long_as_it_did_when_it_was_alone(profiles) -> None
     fixed_s = START_S + VERIFY_S
     assert isolated.time_s(spec, 7.0, 0.5) == pytest.approx(fixed_s + 2 * (alone_s - fixed_s))
     slow = CalibratedWorld(profiles, ONE_SLOT, restart_s=RESIZE_S + 9.0)
-    assert slow.fixed_s(spec) == pytest.approx(fixed_s + 9.0)
+    assert slow.overhead_s(spec) == pytest.approx(fixed_s + 9.0)
     other = complete_spec(
         digits(application="matfac", id="b", replicas=2, batch_size=512), applications(), "", 9
     )
-    assert world.kind(other) == world.kind(spec)
+    assert world.isolation_key(other) == world.isolation_key(spec)
     hopeless = complete_spec(digits(max_progress=50.0), applications(), "c", 0)
     assert isolated.time_s(hopeless, 0.0, 1.0) == math.inf
 
@@ -477,7 +479,7 @@ def test_no_order_of_events_costs_a_job_or_overfills_a_node(quick, tmp_path: Pat
     ]
     outcome = simulate(quick, Whimsical(), jobs, seed=seed, round_s=float(rng.choice([0.7, 1.0, 3.0])))
     assert outcome.run.stalled == ""
-    assert outcome.run.undecided == []
+    assert outcome.run.invalid_decisions == []
     assert {job.state for job in outcome.run.state.ended.values()} == {JobState.COMPLETED}
     assert len(outcome.run.state.ended) == len(jobs)
     assert findings(outcome, tmp_path) == ()
@@ -491,5 +493,5 @@ def test_every_policy_ends_every_job_the_same_way_each_time(quick, tmp_path: Pat
     outcome, again = (simulate(quick, make_policy(policy), jobs) for _ in range(2))
     assert outcome.records == again.records
     assert len([record for record in outcome.records if isinstance(record.event, JobCompleted)]) == len(jobs)
-    assert outcome.run.undecided == []
+    assert outcome.run.invalid_decisions == []
     assert findings(outcome, tmp_path) == ()

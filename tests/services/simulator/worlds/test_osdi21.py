@@ -11,8 +11,9 @@ import pytest
 
 from common.lifecycle import UserError
 from services.scheduler.policies import make_policy
-from services.simulator.cases import SimulationCase, simulate
+from services.simulator.cases import SimulationCase
 from services.simulator.results import Result
+from services.simulator.run_case import simulate
 from services.simulator.worlds.osdi21 import Osdi21World
 from workloads.files.csv_table import read_table
 
@@ -97,7 +98,7 @@ def test_what_a_policy_orders_is_split_as_the_artifact_splits_it() -> None:
     world = Osdi21World(ARTIFACT / "traces", adapts=False)
     for path in sorted(ARTIFACT.glob("workloads*/*.csv")):
         for row in read_table(path, world.applications).rows:
-            spec = world.complete(row.spec)
+            spec = world.add_job(row.spec)
             application = world.traces[spec.application]
             most = min(spec.max_replicas, spec.batch_size // spec.min_atomic_batch)
             for replicas in {*range(1, most + 1), spec.replicas}:
@@ -109,8 +110,8 @@ def test_what_a_policy_orders_is_split_as_the_artifact_splits_it() -> None:
 @needs_data
 def test_jobs_that_span_nodes_and_share_one_are_slowed_down() -> None:
     assert ARTIFACT is not None
-    from services.simulator.cases import nodes
-    from services.simulator.engine import Plan, Simulation
+    from services.simulator.cases import make_nodes
+    from services.simulator.engine import Simulation, SimulationPlan
     from workloads.files.workload_file import Arrival, JobFields, complete_spec
 
     ends_s = []
@@ -120,8 +121,10 @@ def test_jobs_that_span_nodes_and_share_one_are_slowed_down() -> None:
         for name in ("a", "b"):
             fields = JobFields(application="cifar10", id=name, replicas=6, batch_size=2048)
             spec = complete_spec(fields, world.applications, name, 0)
-            arrivals.append(Arrival(at_s=0.0, spec=world.complete(spec)))
-        plan = Plan(run_id="r", workload="w", arrivals=arrivals, nodes=nodes(3, 4), round_s=60.0, seed=0)
+            arrivals.append(Arrival(at_s=0.0, spec=world.add_job(spec)))
+        plan = SimulationPlan(
+            run_id="r", workload="w", arrivals=arrivals, nodes=make_nodes(3, 4), round_s=60.0, seed=0
+        )
         run = Simulation(plan, world, make_policy("fixed"), lambda: 0.0).run()
         ends_s.append(run.state.ended["a"].ended_s)
     assert ends_s[1] == pytest.approx(60 + 30 + 2 * (ends_s[0] - 90), rel=0.03)
@@ -130,18 +133,20 @@ def test_jobs_that_span_nodes_and_share_one_are_slowed_down() -> None:
 @needs_data
 def test_errors_are_in_what_policies_are_told_and_not_in_how_jobs_run() -> None:
     assert ARTIFACT is not None
-    from services.simulator.cases import nodes
-    from services.simulator.engine import Plan, Simulation
+    from services.simulator.cases import make_nodes
+    from services.simulator.engine import Simulation, SimulationPlan
     from services.simulator.perturbation import Perturbation
     from workloads.files.workload_file import Arrival, JobFields, complete_spec
 
     ends_s, profiles = [], []
     for errors in (Perturbation(), Perturbation(times=0.3, noise=2.0, seed=1)):
-        world = Osdi21World(ARTIFACT / "traces", adapts=False, errors=errors)
+        world = Osdi21World(ARTIFACT / "traces", adapts=False, perturbation=errors)
         fields = JobFields(application="cifar10", id="a", replicas=2, batch_size=256)
-        spec = world.complete(complete_spec(fields, world.applications, "a", 0))
+        spec = world.add_job(complete_spec(fields, world.applications, "a", 0))
         arrivals = [Arrival(at_s=0.0, spec=spec)]
-        plan = Plan(run_id="r", workload="w", arrivals=arrivals, nodes=nodes(1, 4), round_s=60.0, seed=0)
+        plan = SimulationPlan(
+            run_id="r", workload="w", arrivals=arrivals, nodes=make_nodes(1, 4), round_s=60.0, seed=0
+        )
         run = Simulation(plan, world, make_policy("fixed"), lambda: 0.0).run()
         ends_s.append(run.state.ended["a"].ended_s)
         profiles += world.profiles(("a",))

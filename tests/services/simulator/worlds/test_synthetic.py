@@ -9,8 +9,9 @@ from analysis.log.history import find_logs, read_log, replay
 from common.eventlog import EVENTS_FILE
 from common.types import Node
 from services.scheduler.policies import make_policy
-from services.simulator.cases import SimulationCase, simulate
-from services.simulator.engine import Plan, Simulation
+from services.simulator.cases import SimulationCase
+from services.simulator.engine import Simulation, SimulationPlan
+from services.simulator.run_case import simulate
 from services.simulator.worlds.synthetic import APPLICATIONS, RESTART_S, SyntheticWorld, draw_model, generate
 from workloads.files.workload_file import Arrival, JobFields, check_spec, complete_spec
 
@@ -46,7 +47,7 @@ def test_a_job_is_drawn_by_the_seed_and_its_name_alone() -> None:
     assert draw_model("small", "a", 1) != draw_model("small", "b", 1)
     noise = [s.var for s in draw_model("large", "a", 1).statistics]
     assert noise == sorted(noise)
-    assert draw_model("small", "a", 1).progress <= draw_model("small", "a", 1).declared
+    assert draw_model("small", "a", 1).progress <= draw_model("small", "a", 1).declared_progress
 
 
 @pytest.mark.parametrize("slots", [1, 6, 4096])
@@ -62,10 +63,10 @@ def test_generated_jobs_are_acceptable_on_any_cluster_and_come_in_order(slots: i
 def test_the_oracle_tells_when_a_job_will_have_ended() -> None:
     world = SyntheticWorld(seed=5)
     fields = JobFields(application="medium", id="a", replicas=6, batch_size=192)
-    spec = world.complete(complete_spec(fields, APPLICATIONS, "a", 0))
+    spec = world.add_job(complete_spec(fields, APPLICATIONS, "a", 0))
     expected_s = RESTART_S + world.remaining_steps("a") * world.step_time_s("a", 6)
     nodes = [Node(name=f"n{n}", slots=4, slot_speed=1.0) for n in range(2)]
-    plan = Plan(
+    plan = SimulationPlan(
         run_id="one",
         workload="one",
         arrivals=[Arrival(at_s=0.0, spec=spec)],

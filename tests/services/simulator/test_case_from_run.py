@@ -10,8 +10,9 @@ import pytest
 
 from common.config import Config, RunConfig, SchedulerConfig
 from services.scheduler.policies import make_policy
-from services.simulator.cases import SimulationCase, make_world, simulate
-from services.simulator.twins import twin
+from services.simulator.case_from_run import case_from_run
+from services.simulator.cases import SimulationCase
+from services.simulator.run_case import make_world, simulate
 from tests.fixtures.profiles import COSTS, write_profiles
 from tests.services.simulator.test_sweeps import JOBS
 
@@ -55,7 +56,7 @@ def fidelity(coadapt):
 
 def test_a_twin_has_everything_from_the_run_itself(experiment: tuple[Path, Path]) -> None:
     place, profiles = experiment
-    found = twin(place / "two-pollux-3", profiles, place)
+    found = case_from_run(place / "two-pollux-3", profiles, place)
     assert (found.run_id, found.policy, found.seed) == ("two-pollux-3", "pollux", 3)
     assert (found.round_s, found.nodes, found.slots, found.memory) == (1.5, 2, 4, False)
 
@@ -70,7 +71,7 @@ def configure(run: Path, section: str, **changes: float) -> None:
 def test_what_policies_assume_of_restarts_is_that_of_the_run(experiment: tuple[Path, Path]) -> None:
     place, profiles = experiment
     configure(place / "two-pollux-3", "scheduler", restart_penalty_s=7.0)
-    found = twin(place / "two-pollux-3", profiles, place)
+    found = case_from_run(place / "two-pollux-3", profiles, place)
     world = make_world(found, make_policy("pollux"))
     assert world.restart_s == 7.0
     assert world._resize_s is None, "what a resize takes is still as measured"  # type: ignore[attr-defined]
@@ -94,7 +95,7 @@ def test_a_run_whose_trainers_were_set_otherwise_is_not_simulated_as_if_they_wer
 def test_settings_that_only_matter_when_something_fails_may_differ(experiment: tuple[Path, Path]) -> None:
     place, profiles = experiment
     configure(place / "two-pollux-3", "trainer", verify_timeout_s=20.0)
-    assert twin(place / "two-pollux-3", profiles, place).policy == "pollux"
+    assert case_from_run(place / "two-pollux-3", profiles, place).policy == "pollux"
 
 
 def test_simulated_runs_agree_with_themselves_and_are_made_anew_each_time(fidelity, experiment) -> None:
