@@ -59,14 +59,14 @@ def machine() -> dict[str, Any]:
     return {
         "cores": len(os.sched_getaffinity(0)),
         "load": round(os.getloadavg()[0], 2),
-        "processor": _processor(),
+        "processor": processor_name(),
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
         "coadapt": __version__,
     }
 
 
-def _processor() -> str:
+def processor_name() -> str:
     try:
         with open("/proc/cpuinfo", encoding="utf-8") as file:
             names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]

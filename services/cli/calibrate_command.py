@@ -37,7 +37,7 @@ def calibrate(
 
     Exit 3: the machine is busy."""
     from common.lifecycle import signals_as_interrupt
-    from services.calibration.calibrate import run
+    from services.calibration.calibrate import run_calibration
 
     with signals_as_interrupt():
-        run(app or [], out, seeds, busy_before, fresh=fresh)
+        run_calibration(app or [], out, seeds, busy_before, fresh=fresh)

@@ -13,9 +13,16 @@ from msgspec.structs import replace
 
 from common.config import load_config
 from common.types import ApplicationSpec
-from services.calibration.calibrate import conditions
-from services.calibration.calibration_plan import Curve, Evaluations, GridPoint, Life, Placed, Row
-from services.calibration.measurements import Journal
+from services.calibration.calibrate import measurement_conditions
+from services.calibration.calibration_plan import (
+    Curve,
+    CurveRow,
+    EvaluationWindow,
+    GridPoint,
+    LifecycleTimes,
+    MeasuredPlacement,
+)
+from services.calibration.finished_parts import FinishedParts
 from tests.fixtures import quick_app
 from tests.fixtures.leftovers import nothing_left, processes, survivors
 from workloads.applications import applications
@@ -70,16 +77,17 @@ def test_an_interrupted_calibration_leaves_nothing_running_and_is_gone_on_with(
     os.killpg(first.pid, signal.SIGINT)  # as a terminal does: to the whole group
     output, errors = first.communicate(timeout=WAIT_S)
     assert (first.returncode, output) == (130, "")
-    assert errors == "calibrate: interrupted: the same command, without --fresh, goes on\n"
+    assert errors == "calibrate: interrupted: the same command without --fresh continues\n"
     assert not survivors(environment)
 
     rows = tuple(
-        Row(progress=20.0 * n, iteration=n, metric=1.0 / n, sqr=1.0, var=2.0, trusted=1.0) for n in (1, 2, 3)
+        CurveRow(progress=20.0 * n, iteration=n, metric=1.0 / n, sqr=1.0, var=2.0, trusted=1.0)
+        for n in (1, 2, 3)
     )
-    settings = conditions(load_config(environment), seeds=1) | {"applications": spec.name}
-    with Journal(tmp_path, settings, fresh=False) as journal:
+    settings = measurement_conditions(load_config(environment), seeds=1) | {"applications": spec.name}
+    with FinishedParts(tmp_path, settings, fresh=False) as parts:
         for multiple in (1, 2):
-            journal.add(f"quick/{multiple}/0", Curve(rows=rows, reached=True))
+            parts.add(f"quick/{multiple}/0", Curve(rows=rows, reached=True))
 
     second = start(environment, *arguments)
     output, errors = second.communicate(timeout=WAIT_S)
@@ -115,8 +123,8 @@ def test_nothing_is_measured_on_a_busy_machine(
     assert errors.endswith("stop what else it does, or allow more with --busy-before\n")
     part = tmp_path / "part"
     part.mkdir()
-    with Journal(part, {"seeds": 1}, fresh=False) as journal:
-        journal.add("lives", {})
+    with FinishedParts(part, {"seeds": 1}, fresh=False) as parts:
+        parts.add("lives", {})
     kept = {path.name: path.read_bytes() for path in part.iterdir()}
     code, _, _ = coadapt("calibrate", "--out", part, "--busy-before", "0", "--fresh")
     assert code == 3
@@ -145,7 +153,7 @@ def test_an_application_is_left_out_that_nothing_could_be_read_of(
     monkeypatch.setenv("COADAPT_APPLICATIONS_MODULES", quick_app.MODULE)
     monkeypatch.setenv("COADAPT_AGENT_SLOTS", "1")
     names = "matfac", "quick"
-    settings = conditions(load_config(os.environ), seeds=1) | {"applications": ", ".join(names)}
+    settings = measurement_conditions(load_config(os.environ), seeds=1) | {"applications": ", ".join(names)}
     point = GridPoint(
         atomic=24,
         step_s=0.1,
@@ -155,18 +163,18 @@ def test_an_application_is_left_out_that_nothing_could_be_read_of(
         steps=9,
         quiet_s=1.0,
         quiet_steps_s=1.0,
-        evaluations=(Evaluations(count=1, window_s=1.0, steps_s=0.5),),
+        evaluations=(EvaluationWindow(count=1, window_s=1.0, steps_s=0.5),),
     )
-    row = Row(progress=20.0, iteration=1, metric=0.5, sqr=1.0, var=2.0, trusted=1.0)
-    life = Life(start_s=1.0, save_s=0.1, exit_s=0.1, verify_s=0.5)
-    with Journal(tmp_path, settings, fresh=False) as journal:
-        journal.add("lives", {name: [life] for name in names})
+    row = CurveRow(progress=20.0, iteration=1, metric=0.5, sqr=1.0, var=2.0, trusted=1.0)
+    life = LifecycleTimes(start_s=1.0, save_s=0.1, exit_s=0.1, verify_s=0.5)
+    with FinishedParts(tmp_path, settings, fresh=False) as parts:
+        parts.add("lives", {name: [life] for name in names})
         for name in names:
             for digits in ("1", "1-1"):
-                journal.add(f"{name}/placement/{digits}", Placed(points=(point,), resize_s=0.1))
+                parts.add(f"{name}/placement/{digits}", MeasuredPlacement(points=(point,), resize_s=0.1))
             for multiple in (1, 2, 4, 8, 16):
                 rows = () if name in bad and multiple == 2 else (row,)
-                journal.add(f"{name}/{multiple}/0", Curve(rows=rows, reached=False))
+                parts.add(f"{name}/{multiple}/0", Curve(rows=rows, reached=False))
     options = [part for name in names for part in ("--app", name)]
     code, output, errors = coadapt("calibrate", *options, "--out", tmp_path, "--seeds", "1")
     for name in bad:

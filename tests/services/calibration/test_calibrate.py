@@ -11,27 +11,27 @@ from msgspec.structs import replace
 from common.lifecycle import UserError
 from common.protocol import TrainingSample
 from common.types import JobConfig
-from services.calibration.calibrate import unreadable
+from services.calibration.calibrate import why_unreadable
 from services.calibration.calibration_plan import (
     Curve,
+    CurveRow,
     GridPoint,
-    Life,
-    Placed,
-    Row,
-    configs,
-    costs,
-    easiest,
-    hardest,
+    LifecycleTimes,
+    MeasuredPlacement,
+    batch_configs,
+    cost_table,
+    easiest_target,
+    grid_point,
+    hardest_target,
     is_small,
-    merge,
+    merge_curves,
     placements,
-    point,
-    times,
-    totals,
+    times_by_batch,
+    total_batch_sizes,
     unmeasurable,
 )
-from services.calibration.measurements import FILE, Journal
-from services.calibration.profile_files import read_machine, write_machine, write_profile
+from services.calibration.finished_parts import FILE, FinishedParts
+from services.calibration.profile_files import read_former_machine, write_machine, write_profile
 from workloads.applications import applications
 from workloads.files.measured_profile import read_profiles
 
@@ -62,7 +62,7 @@ def test_there_is_always_a_larger_group_for_a_table_of_its_own():
 @pytest.mark.parametrize("spec", applications().values(), ids=applications())
 def test_local_batches_reach_from_the_least_to_the_largest_and_stay_within_the_bounds(spec):
     for replicas in range(1, 9):
-        found = configs(spec, replicas)
+        found = batch_configs(spec, replicas)
         sizes = sorted({config.atomic_batch for config in found})
         whole = spec.initial_batch_size / (2 if replicas == 1 else replicas)
         assert sizes[0] - 1 < max(spec.min_atomic_batch, whole) <= sizes[0]
@@ -73,16 +73,16 @@ def test_local_batches_reach_from_the_least_to_the_largest_and_stay_within_the_b
 
 
 def test_passes_are_accumulated_where_jobs_do_so():
-    alone = [(config.atomic_batch, config.accumulation) for config in configs(DIGITS, 1)]
+    alone = [(config.atomic_batch, config.accumulation) for config in batch_configs(DIGITS, 1)]
     assert alone == [(8, 1), (16, 0), (16, 1), (32, 0), (32, 1), (64, 0), (64, 1)]
-    assert [config.atomic_batch for config in configs(DIGITS, 2)] == [8, 16, 32, 64]
-    accumulated = [config.atomic_batch for config in configs(CHAR_LM, 2) if config.accumulation]
+    assert [config.atomic_batch for config in batch_configs(DIGITS, 2)] == [8, 16, 32, 64]
+    accumulated = [config.atomic_batch for config in batch_configs(CHAR_LM, 2) if config.accumulation]
     assert accumulated == [CHAR_LM.max_atomic_batch]
 
 
 def test_a_group_that_no_batch_is_large_enough_for_is_not_measured():
-    assert configs(replace(DIGITS, min_atomic_batch=64), 4) == []
-    assert configs(replace(DIGITS, max_atomic_batch=4), 1) == []
+    assert batch_configs(replace(DIGITS, min_atomic_batch=64), 4) == []
+    assert batch_configs(replace(DIGITS, max_atomic_batch=4), 1) == []
 
 
 @pytest.mark.parametrize(
@@ -100,14 +100,14 @@ def test_an_application_that_would_lack_a_table_is_told_before_it_is_measured(bo
 
 
 def test_total_batches_double_up_to_the_largest():
-    assert totals(DIGITS) == [16, 32, 64, 128]
-    assert totals(replace(DIGITS, max_batch_size=100)) == [16, 32, 64, 96]
-    assert totals(replace(DIGITS, max_batch_size=16)) == [16]
+    assert total_batch_sizes(DIGITS) == [16, 32, 64, 128]
+    assert total_batch_sizes(replace(DIGITS, max_batch_size=100)) == [16, 32, 64, 96]
+    assert total_batch_sizes(replace(DIGITS, max_batch_size=16)) == [16]
 
 
 def test_a_target_is_hard_in_the_direction_of_its_metric():
-    assert (easiest(DIGITS), hardest(DIGITS)) == (0.5, 0.975)
-    assert (easiest(CHAR_LM), hardest(CHAR_LM)) == (5.0, 2.5)
+    assert (easiest_target(DIGITS), hardest_target(DIGITS)) == (0.5, 0.975)
+    assert (easiest_target(CHAR_LM), hardest_target(CHAR_LM)) == (5.0, 2.5)
 
 
 # --------------------------------------------------------------------------- points
@@ -137,32 +137,34 @@ def sample(step_s: float, steps: int = 10, window_s: float = 0.5, accumulation: 
 
 def test_a_point_is_the_medians_of_its_samples():
     config = JobConfig(atomic_batch=16)
-    found = point(config, [(sample(s), 0) for s in (0.04, 0.05, 0.09)])
+    found = grid_point(config, [(sample(s), 0) for s in (0.04, 0.05, 0.09)])
     assert (found.atomic, found.step_s, found.sync_s, found.steps) == (16, 0.05, 0.01, 30)
     assert (found.pass_s, found.accumulated) == (0.03, False)
     accumulated = JobConfig(atomic_batch=16, accumulation=1)
-    assert point(accumulated, [(sample(0.05, accumulation=1), 0)]).accumulated
+    assert grid_point(accumulated, [(sample(0.05, accumulation=1), 0)]).accumulated
 
 
 def test_steps_that_accumulate_tell_the_times_where_there_are_no_others():
-    plain = point(JobConfig(atomic_batch=16), [(sample(0.05), 0)])
-    accumulated = point(JobConfig(atomic_batch=16, accumulation=1), [(sample(0.08, accumulation=1), 0)])
-    assert times(Placed(points=(plain, accumulated))) == {16: (0.05, 0.01, 0.03)}
-    assert times(Placed(points=(accumulated, plain))) == {16: (0.05, 0.01, 0.03)}
-    assert times(Placed(points=(accumulated,))) == {16: (0.08, 0.01, 0.03)}
+    plain = grid_point(JobConfig(atomic_batch=16), [(sample(0.05), 0)])
+    accumulated = grid_point(JobConfig(atomic_batch=16, accumulation=1), [(sample(0.08, accumulation=1), 0)])
+    assert times_by_batch(MeasuredPlacement(points=(plain, accumulated))) == {16: (0.05, 0.01, 0.03)}
+    assert times_by_batch(MeasuredPlacement(points=(accumulated, plain))) == {16: (0.05, 0.01, 0.03)}
+    assert times_by_batch(MeasuredPlacement(points=(accumulated,))) == {16: (0.08, 0.01, 0.03)}
 
 
 def test_windows_that_hold_warm_up_steps_tell_nothing_of_the_time_between_steps():
     cold = replace(sample(0.05, window_s=9.0), timed_steps=7)
-    found = point(JobConfig(atomic_batch=16), [(cold, 0), (sample(0.04, window_s=0.44), 0)])
+    found = grid_point(JobConfig(atomic_batch=16), [(cold, 0), (sample(0.04, window_s=0.44), 0)])
     assert (found.quiet_s, found.quiet_steps_s) == (0.44, pytest.approx(0.4))
     assert found.step_s == pytest.approx(0.045)
 
 
 def test_overhead_and_evaluations_are_told_apart():
     config = JobConfig(atomic_batch=16)
-    seen = point(config, [(sample(0.05, window_s=0.55), 0), (sample(0.05, window_s=0.95), 2)])
-    table = costs({(1,): Placed(points=(seen,)), (2,): Placed(points=(seen,), resize_s=0.2)}, [])
+    seen = grid_point(config, [(sample(0.05, window_s=0.55), 0), (sample(0.05, window_s=0.95), 2)])
+    table = cost_table(
+        {(1,): MeasuredPlacement(points=(seen,)), (2,): MeasuredPlacement(points=(seen,), resize_s=0.2)}, []
+    )
     assert table["step_overhead"] == pytest.approx(1.1)
     # 0.4 s for two evaluations, by one replica and by two that share the work
     assert table["evaluation_slot_s"] == pytest.approx(0.2)
@@ -174,8 +176,8 @@ def test_overhead_and_evaluations_are_told_apart():
 # --------------------------------------------------------------------------- trainings
 
 
-def row(number: int, metric: float, sqr: float | None = 1.0) -> Row:
-    return Row(
+def row(number: int, metric: float, sqr: float | None = 1.0) -> CurveRow:
+    return CurveRow(
         progress=25.0 * number,
         iteration=20 * number,
         metric=metric,
@@ -188,83 +190,85 @@ def row(number: int, metric: float, sqr: float | None = 1.0) -> Row:
 def test_the_first_row_that_meets_a_target_is_the_median_need():
     courses = ([0.1, 0.9, 0.9], [0.1, 0.2, 0.9], [0.9, 0.3, 0.3])
     curves = [Curve(rows=tuple(row(n + 1, m) for n, m in enumerate(c)), reached=False) for c in courses]
-    merged = merge(curves, "max")
+    merged = merge_curves(curves, "max")
     assert [r.metric for r in merged] == [0.1, 0.9, 0.9]
     assert [r.progress for r in merged] == [25.0, 50.0, 75.0]
-    assert [r.metric for r in merge(curves, "min")] == [0.1, 0.1, 0.1]
+    assert [r.metric for r in merge_curves(curves, "min")] == [0.1, 0.1, 0.1]
 
 
 def test_a_training_that_met_the_hardest_target_keeps_its_metric():
     short = Curve(rows=(row(1, 0.99),), reached=True)
     long = Curve(rows=(row(1, 0.1), row(2, 0.5), row(3, 0.7)), reached=False)
-    assert [r.metric for r in merge([short, long, short], "max")] == [0.99, 0.99, 0.99]
+    assert [r.metric for r in merge_curves([short, long, short], "max")] == [0.99, 0.99, 0.99]
 
 
 def test_rows_end_where_most_trainings_are_no_longer_known():
     short = Curve(rows=(row(1, 0.2),), reached=False)
     long = Curve(rows=(row(1, 0.1), row(2, 0.5)), reached=False)
-    assert len(merge([short, short, long], "max")) == 1
-    assert len(merge([short, long, long], "max")) == 2
+    assert len(merge_curves([short, short, long], "max")) == 1
+    assert len(merge_curves([short, long, long], "max")) == 2
 
 
 def test_statistics_that_nobody_has_yet_are_those_of_the_next_row():
-    rows = merge([Curve(rows=(row(1, 0.1, None), row(2, 0.2), row(3, 0.3, 2.0)), reached=False)], "max")
+    rows = merge_curves(
+        [Curve(rows=(row(1, 0.1, None), row(2, 0.2), row(3, 0.3, 2.0)), reached=False)], "max"
+    )
     assert [(r.sqr, r.trusted) for r in rows] == [(1.0, 0.0), (1.0, 1.0), (2.0, 1.0)]
 
 
 def test_statistics_are_trusted_by_a_share_of_the_trainings():
     curves = [Curve(rows=(row(1, 0.1, sqr),), reached=False) for sqr in (None, 3.0, 1.0, 2.0)]
-    assert [(r.sqr, r.trusted) for r in merge(curves, "max")] == [(2.0, 0.75)]
+    assert [(r.sqr, r.trusted) for r in merge_curves(curves, "max")] == [(2.0, 0.75)]
 
 
 # --------------------------------------------------------------------------- what is kept
 
 
 def test_a_second_start_finds_the_finished_parts(tmp_path: Path):
-    life = Life(start_s=1.0, save_s=0.1, exit_s=0.1, verify_s=0.5)
-    with Journal(tmp_path, {"seeds": 3}, fresh=False) as journal:
-        assert not journal.begun
-        journal.add("a/lives", [life])
+    life = LifecycleTimes(start_s=1.0, save_s=0.1, exit_s=0.1, verify_s=0.5)
+    with FinishedParts(tmp_path, {"seeds": 3}, fresh=False) as parts:
+        assert len(parts) == 0
+        parts.add("a/lives", [life])
     with (tmp_path / FILE).open("ab") as file:
         file.write(b'{"part":"half')
-    with Journal(tmp_path, {"seeds": 3}, fresh=False) as journal:
-        assert journal.begun
-        assert "a/lives" in journal
-        assert "half" not in journal
-        assert journal.get("a/lives", list[Life]) == [life]
-        journal.add("b", 1)
-        with pytest.raises(UserError, match=r"calibration\.jsonl: b: Expected `str`.*; --fresh begins anew"):
-            journal.get("b", str)
-    with Journal(tmp_path, {"seeds": 3}, fresh=False) as journal:
-        assert journal.get("b", int) == 1
-        journal.finish()
+    with FinishedParts(tmp_path, {"seeds": 3}, fresh=False) as parts:
+        assert len(parts)
+        assert "a/lives" in parts
+        assert "half" not in parts
+        assert parts.get("a/lives", list[LifecycleTimes]) == [life]
+        parts.add("b", 1)
+        with pytest.raises(UserError, match=r"calibration\.jsonl: b: Expected `str`.*; --fresh starts over"):
+            parts.get("b", str)
+    with FinishedParts(tmp_path, {"seeds": 3}, fresh=False) as parts:
+        assert parts.get("b", int) == 1
+        parts.remove()
     assert list(tmp_path.iterdir()) == []
 
 
 def test_parts_of_other_settings_are_refused_unless_it_begins_afresh(tmp_path: Path):
-    with Journal(tmp_path, {"slot_speed": 0.2}, fresh=False) as journal:
-        journal.add("a", 1)
+    with FinishedParts(tmp_path, {"slot_speed": 0.2}, fresh=False) as parts:
+        parts.add("a", 1)
     with pytest.raises(UserError, match=r"begun with slot_speed 0\.2, which is 0\.5 now; --fresh"):
-        Journal(tmp_path, {"slot_speed": 0.5}, fresh=False)
-    with Journal(tmp_path, {"slot_speed": 0.5}, fresh=True) as journal:
-        assert "a" not in journal
+        FinishedParts(tmp_path, {"slot_speed": 0.5}, fresh=False)
+    with FinishedParts(tmp_path, {"slot_speed": 0.5}, fresh=True) as parts:
+        assert "a" not in parts
 
 
 def test_two_calibrations_do_not_write_one_folder(tmp_path: Path):
     with (
-        Journal(tmp_path, {}, fresh=False),
+        FinishedParts(tmp_path, {}, fresh=False),
         pytest.raises(UserError, match="another calibration is writing it"),
     ):
-        Journal(tmp_path, {}, fresh=True)
+        FinishedParts(tmp_path, {}, fresh=True)
 
 
 def test_a_folder_that_cannot_be_written_and_a_spoilt_journal_are_told(tmp_path: Path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="file: cannot be written: "):
-        Journal(tmp_path / "file", {}, fresh=False)
+        FinishedParts(tmp_path / "file", {}, fresh=False)
     (tmp_path / FILE).write_text("{}\n{}\n")
-    with pytest.raises(UserError, match=r"calibration\.jsonl: cannot be read: .*; --fresh begins anew"):
-        Journal(tmp_path, {}, fresh=False)
+    with pytest.raises(UserError, match=r"calibration\.jsonl: cannot be read: .*; --fresh starts over"):
+        FinishedParts(tmp_path, {}, fresh=False)
 
 
 MEASURED = GridPoint(
@@ -279,9 +283,9 @@ MEASURED = GridPoint(
     evaluations=(),
 )
 GRID = {
-    (1,): Placed(points=(replace(MEASURED, pass_s=0.045),)),
-    (2, 1): Placed(points=(MEASURED,)),
-    (4, 4): Placed(points=(replace(MEASURED, step_s=0.1),)),
+    (1,): MeasuredPlacement(points=(replace(MEASURED, pass_s=0.045),)),
+    (2, 1): MeasuredPlacement(points=(MEASURED,)),
+    (4, 4): MeasuredPlacement(points=(replace(MEASURED, step_s=0.1),)),
 }
 TABLE = {"start_s": 1.0, "resize_s": 0.2, "verify_s": 0.5, "evaluation_slot_s": 0.3}
 
@@ -298,7 +302,7 @@ TABLE = {"start_s": 1.0, "resize_s": 0.2, "verify_s": 0.5, "evaluation_slot_s": 
 )
 def test_a_profile_that_no_simulation_would_read_is_told_with_the_reason(lacks, reason):
     parts = {"costs_s": TABLE, "grid": GRID, "curves": {16: [row(1, 0.5)]}} | lacks
-    told = unreadable(DIGITS, 4, **parts)
+    told = why_unreadable(DIGITS, 4, **parts)
     assert re.match(reason, told)
     assert bool(told) == bool(reason)
 
@@ -318,7 +322,7 @@ def test_a_written_profile_is_what_simulations_read(tmp_path: Path):
         "applications": {DIGITS.name: TABLE, 'a.b of "mine"': TABLE},
     }
     write_machine(tmp_path, machine)
-    assert read_machine(tmp_path) == machine
+    assert read_former_machine(tmp_path) == machine
     assert tomllib.loads((tmp_path / "machine.toml").read_text()) == machine
     profile = read_profiles(tmp_path, applications())[DIGITS.name]
     assert profile.batches == (16, 32)

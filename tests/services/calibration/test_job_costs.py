@@ -22,10 +22,10 @@ from common.protocol import (
 )
 from common.types import JobConfig, JobState
 from services.bench.agent_cluster import BenchError
-from services.calibration import job_costs as lives
-from services.calibration.calibrate import ATTEMPTS, Calibration, again_if_need_be
-from services.calibration.calibration_plan import Life, PlannedTraining
-from services.calibration.measurements import Journal
+from services.calibration.calibrate import ATTEMPTS, Calibration, with_retries
+from services.calibration.calibration_plan import LifecycleTimes, PlannedTraining
+from services.calibration.finished_parts import FinishedParts
+from services.calibration.job_costs import read_lifecycles
 from tests.fixtures import quick_app
 
 
@@ -39,10 +39,10 @@ def test_real_trainings_are_made_and_kept(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("services.calibration.calibrate.in_processes", here)
     spec = quick_app.SPEC
     config = Config(agent=AgentConfig(slots=1), applications=ApplicationsConfig(modules=(quick_app.MODULE,)))
-    with Journal(tmp_path, {}, fresh=False) as journal:
+    with FinishedParts(tmp_path, {}, fresh=False) as parts:
         for part in ("quick/placement/1", "quick/placement/1-1", "lives"):
-            journal.add(part, None)
-        calibration = Calibration(config, [spec], [spec], range(1), journal)
+            parts.add(part, None)
+        calibration = Calibration(config, [spec], [spec], range(1), parts)
         calibration.measure()
         curves = calibration.curves(spec)
     assert curves.keys() == {24, 48}
@@ -84,8 +84,10 @@ def test_starts_and_ends_are_read_from_the_log_of_a_run():
         EventRecord(run_id="r", source="s", incarnation="i", seq=n, t_s=0.0, wall_s=t, event=event)
         for n, (t, event) in enumerate(events, start=1)
     ]
-    life = lives.read(records)["a"]
-    assert life == Life(start_s=1.5, save_s=pytest.approx(0.3), exit_s=pytest.approx(0.2), verify_s=1.0)
+    life = read_lifecycles(records)["a"]
+    assert life == LifecycleTimes(
+        start_s=1.5, save_s=pytest.approx(0.3), exit_s=pytest.approx(0.2), verify_s=1.0
+    )
 
 
 def test_a_loss_on_the_way_is_tried_again_but_not_for_ever(capsys: pytest.CaptureFixture[str]):
@@ -95,9 +97,9 @@ def test_a_loss_on_the_way_is_tried_again_but_not_for_ever(capsys: pytest.Captur
         if losses:
             raise losses.pop()
 
-    again_if_need_be(measure)
-    assert capsys.readouterr().err.count("tries again, since a replica was lost") == ATTEMPTS - 1
+    with_retries(measure)
+    assert capsys.readouterr().err.count("measures again, because a replica was lost") == ATTEMPTS - 1
     losses = [BenchError("a replica was lost")] * ATTEMPTS
     with pytest.raises(BenchError, match="a replica was lost"):
-        again_if_need_be(measure)
+        with_retries(measure)
     assert losses == []

@@ -224,7 +224,7 @@ def test_a_set_that_has_changed_since_a_run_is_refused(folder: Folder) -> None:
     (folder.of(FIRST) / WORKLOAD_FILE).write_text("as it was")
     folder.check_workloads(RUNS, {("tail", 1): "as it was", ("tail", 11): "as it is"})
     folder.check_workloads(RUNS, {})
-    with pytest.raises(UserError, match=r"tail-fixed-1/workload.toml: the set has changed"):
+    with pytest.raises(UserError, match=r"tail-fixed-1/workload.toml: the set or the profiles have changed"):
         folder.check_workloads(RUNS, {("tail", 1): "as it is"})
 
 

@@ -62,7 +62,7 @@ def test_policies_that_are_named_have_a_memory_and_no_others(
 def test_a_run_does_not_count_when_the_code_was_changed_in_the_meantime(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UserError, match=r"tail-fixed-1: the code of coadapt was changed while"):
+    with pytest.raises(UserError, match=r"tail-fixed-1: the code of coadapt was changed during"):
         perform(task(tmp_path, monkeypatch, PLANNED, "sha256:former"))
     assert (tmp_path / PLANNED.name).exists()
     assert not (tmp_path / PLANNED.name / RUN_FILE).exists()
