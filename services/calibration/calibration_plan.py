@@ -75,8 +75,7 @@ class CurveRow(Struct, frozen=True):
     sqr: float | None
     var: float | None
     trusted: float
-    """1 if the statistics are trusted, else 0; for several trainings, the fraction with trusted
-    statistics."""
+    """1 if the statistics are trusted, else 0; after `merge_curves`, the fraction that is trusted."""
 
 
 class Curve(Struct, frozen=True):

@@ -1,5 +1,4 @@
-"""The parts of a calibration that have been measured so far, on disk: one a line, written when it is
-finished."""
+"""The parts of a calibration that have been measured so far, on disk: each is one line of a file."""
 
 import fcntl
 from pathlib import Path

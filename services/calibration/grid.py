@@ -83,8 +83,7 @@ class GridMeasurement:
     # ------------------------------------------------------------------ orders
 
     def _fill(self, placement: tuple[int, ...]) -> None:
-        """Order a job of one replica for each slot that the placement leaves; it starts when the slot is
-        free."""
+        """Order a job of one replica for each slot that the placement leaves. It starts once that is free."""
         for node, (fillers, count) in enumerate(zip(self._fillers, placement, strict=True)):
             while len(fillers) > self._slots - count:
                 fillers.pop()

@@ -20,15 +20,18 @@ MACHINE = "machine.toml"
 PLACEMENTS = "placement,local_bsz,step_time,sync_time,pass_time"
 SCALABILITY = "num_nodes,num_replicas,local_bsz,step_time,sync_time,pass_time"
 VALIDATION = "progress,iteration,metric,grad_sqr,grad_var,trusted"
-MACHINE_COMMENT = r"""\ # Where and how the profiles in this folder were measured, by `coadapt calibrate`.
-Times are in seconds. # Step times are medians, of paced replicas on a full cluster: other jobs kept all slots
-busy that the measured # job left free. #   start_s            from the order for a job's first group to the
-beginning of its first step #   resize_s           without a step, when a job is resized in place and its
-newcomers are ready #   save_s             from the evaluation that met the target to the final checkpoint #
-exit_s             from there until the replica's slot was free #   verify_s           from the start of the
-verifier to the completion #   evaluation_slot_s  one evaluation by one replica; n replicas share it #
-evaluation_group_s what an evaluation by several replicas takes in addition: they wait for each other #
-step_overhead      mean / median time of a step, including the time between steps
+MACHINE_COMMENT = """\
+# Where and how the profiles in this folder were measured, by `coadapt calibrate`. Times are in seconds.
+# Step times are medians, of paced replicas on a full cluster: other jobs kept all slots busy that the
+# measured job left free.
+#   start_s            from the order for a job's first group to the beginning of its first step
+#   resize_s           without a step, when a job is resized in place and its newcomers are ready
+#   save_s             from the evaluation that met the target to the final checkpoint
+#   exit_s             from there until the replica's slot was free
+#   verify_s           from the start of the verifier to the completion
+#   evaluation_slot_s  one evaluation by one replica; n replicas share it
+#   evaluation_group_s what an evaluation by several replicas takes in addition: they wait for each other
+#   step_overhead      mean / median time of a step, including the time between steps
 """
 
 

@@ -116,7 +116,7 @@ def _perform(task: RunTask) -> RunOutcome:
         else:
             if code_digest() != task.code:  # each stack loads the code again
                 raise UserError(
-                    f"{task.run.name}: the code of coadapt was changed during the experiment, so the run does "
+                    f"{task.run.name}: the code of coadapt was changed during the experiment: the run does "
                     "not count; the same command continues with the former code"
                 )
             record = structs.replace(record, wall_s=time.monotonic() - start_s, **values)
