@@ -1,7 +1,7 @@
-"""What all benchmarks share: measuring in turns, medians and spread, the machine, progress, the report.
+"""What all benchmarks share: measurements in turns, medians and spread, the machine, progress, the report.
 
-The machines that this runs on are shared and their speed drifts. What is compared is therefore measured in
-turns (`in_turns`), and reported as the median of the ratios of neighbours (`ratio_of_pairs`).
+Benchmarks run on shared machines whose speed drifts. Two things are therefore compared by measuring them in
+turns (`in_turns`) and by the median of the ratios of neighbours (`ratio_of_pairs`).
 """
 
 import os
@@ -10,6 +10,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -18,14 +19,15 @@ from common import __version__
 
 
 def quantile(values: Sequence[float], fraction: float) -> float:
-    """With linear interpolation between the two nearest values; `fraction` in hundredths, 0.01 to 0.99."""
+    """Interpolated linearly between the two nearest values. `fraction`: whole hundredths, 0.01 to 0.99."""
     if len(values) == 1:
         return values[0]
     return statistics.quantiles(values, n=100, method="inclusive")[round(fraction * 100) - 1]
 
 
 def summary(values: Sequence[float], unit: str = "") -> dict[str, float]:
-    """Count, median, 99th percentile, least and most of at least one value; the names end in `unit`."""
+    """Count, median, 99th percentile, smallest and largest of one or more values; `unit` is appended to each
+    key except `n`."""
     return {
         "n": len(values),
         f"p50{unit}": statistics.median(values),
@@ -36,15 +38,15 @@ def summary(values: Sequence[float], unit: str = "") -> dict[str, float]:
 
 
 def ratio_of_pairs(values: Sequence[float], references: Sequence[float]) -> dict[str, float]:
-    """Summary of value / reference of each pair, which were measured one right after the other."""
+    """Summary of value / reference over all pairs; the two of a pair were measured one after the other."""
     return summary([value / reference for value, reference in zip(values, references, strict=True)])
 
 
 def in_turns(
     rounds: int, *measurements: Callable[[], float], done: Callable[[], None] = lambda: None
 ) -> list[list[float]]:
-    """Values of each measurement, one a round. Every second round goes backwards, so that a machine that
-    becomes slower favours nobody. `done` is called after each measurement."""
+    """The values of each measurement, one per round. Every second round goes backwards, so that a machine
+    that becomes slower favours none of them. `done` is called after each measurement."""
     values: list[list[float]] = [[] for _ in measurements]
     for number in range(rounds):
         turn = list(zip(measurements, values, strict=True))
@@ -55,28 +57,29 @@ def in_turns(
 
 
 def machine() -> dict[str, Any]:
-    """Facts without which the figures mean little; `load` is of the last minute, this benchmark included."""
+    """The machine that the figures come from. `load` is the average of the last minute; it includes this
+    benchmark."""
     return {
         "cores": len(os.sched_getaffinity(0)),
         "load": round(os.getloadavg()[0], 2),
-        "processor": processor_name(),
+        "processor": processor(),
         "system": platform.platform(terse=True),
         "python": platform.python_version(),
         "coadapt": __version__,
     }
 
 
-def processor_name() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [line.partition(":")[2].strip() for line in file if line.startswith("model name")]
-    except OSError:
-        names = []
-    return names[0] if names else platform.machine()
+def processor() -> str:
+    """Name of the processor's model, or of its architecture if the system does not say the model."""
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 class Progress:
-    """A line on stderr: how far a benchmark is, and the seconds left if it goes on like this."""
+    """A line on stderr: how many parts of a benchmark are done, and the estimated seconds left."""
 
     def __init__(self, name: str, total: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._name, self._total, self._clock = name, total, clock
@@ -100,7 +103,7 @@ class Progress:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns of text, the first to the left and the others to the right."""
+    """Columns of text: the first aligned left, the others right."""
     lines = [list(heads), *map(list, rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
     return "\n".join(
@@ -113,7 +116,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def report(result: dict[str, Any], text: str, *, as_json: bool) -> None:
-    """Print a benchmark's result: `text` for people, or `result` and the machine as one JSON object."""
+    """Print the result of a benchmark and the machine: `text` for people, or `result` as one JSON object."""
     facts = machine()
     if as_json:
         print(msgspec.json.format(msgspec.json.encode(result | {"machine": facts})).decode())

@@ -25,7 +25,7 @@ from common.atomic_write import write_atomically
 from common.config import PREFIX, Config
 from common.lifecycle import UserError
 from common.types import Struct
-from services.bench.measure import processor_name
+from services.bench.measure import processor
 from services.experiment.plan import ISOLATED, Definition, PlannedRun
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,7 +131,9 @@ class Folder:
             if self.of(run).exists() and not (self.of(run) / RUN_FILE).exists():
                 self.lose(run, self.record(run, self.attempt(run), reason="interrupted"))
                 names.append(run.name)
-            for place in (self.path / LOST).glob(f"{run.name}-*"):  # moved by a command that was killed then
+            for place in (self.path / LOST).glob(
+                f"{run.name}-*"
+            ):  # moved by a command that was killed before it wrote the record
                 number = place.name.removeprefix(f"{run.name}-")
                 if number.isdecimal() and not (place / RUN_FILE).exists():
                     write_json(place / RUN_FILE, self.record(run, int(number), reason="interrupted"))
@@ -265,7 +267,7 @@ def code_digest(root: Path = ROOT) -> str:
 
 def _machine() -> dict[str, Any]:
     return {
-        "processor": processor_name(),
+        "processor": processor(),
         "cores": psutil.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
         "system": f"{platform.system()} {platform.machine()}",

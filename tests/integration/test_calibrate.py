@@ -14,17 +14,11 @@ from msgspec.structs import replace
 from common.config import load_config
 from common.types import ApplicationSpec
 from services.calibration.calibrate import measurement_conditions
-from services.calibration.calibration_plan import (
-    Curve,
-    CurveRow,
-    EvaluationWindow,
-    GridPoint,
-    LifecycleTimes,
-    MeasuredPlacement,
-)
+from services.calibration.calibration_plan import Curve, EvaluationWindow, MeasuredPlacement
 from services.calibration.finished_parts import FinishedParts
 from tests.fixtures import quick_app
 from tests.fixtures.leftovers import nothing_left, processes, survivors
+from tests.fixtures.measurements import LIFECYCLE, curve_row, measured_point
 from workloads.applications import applications
 from workloads.files.measured_profile import read_profiles
 
@@ -80,10 +74,7 @@ def test_an_interrupted_calibration_leaves_nothing_running_and_is_gone_on_with(
     assert errors == "calibrate: interrupted: the same command without --fresh continues\n"
     assert not survivors(environment)
 
-    rows = tuple(
-        CurveRow(progress=20.0 * n, iteration=n, metric=1.0 / n, sqr=1.0, var=2.0, trusted=1.0)
-        for n in (1, 2, 3)
-    )
+    rows = tuple(curve_row(number, 1.0 / number) for number in (1, 2, 3))
     settings = measurement_conditions(load_config(environment), seeds=1) | {"applications": spec.name}
     with FinishedParts(tmp_path, settings, fresh=False) as parts:
         for multiple in (1, 2):
@@ -102,7 +93,7 @@ def test_an_interrupted_calibration_leaves_nothing_running_and_is_gone_on_with(
         step_s, sync_s = profile.times(placement, batch)
         assert 0.0 < sync_s < step_s < 1.0
     assert profile.times((1, 1), 24)[1] > profile.times((1,), 24)[1]
-    assert profile.needed_progress(24, 0.6) == profile.needed_progress(48, 0.6) == 40.0
+    assert profile.needed_progress(24, 0.6) == profile.needed_progress(48, 0.6) == 50.0
     costs = profile.costs
     assert min(costs.start_s, costs.resize_s, costs.verify_s) > 0.0
     assert 0.5 < costs.step_overhead < 5.0
@@ -154,21 +145,11 @@ def test_an_application_is_left_out_that_nothing_could_be_read_of(
     monkeypatch.setenv("COADAPT_AGENT_SLOTS", "1")
     names = "matfac", "quick"
     settings = measurement_conditions(load_config(os.environ), seeds=1) | {"applications": ", ".join(names)}
-    point = GridPoint(
-        atomic=24,
-        step_s=0.1,
-        sync_s=0.0,
-        pass_s=0.1,
-        accumulated=False,
-        steps=9,
-        quiet_s=1.0,
-        quiet_steps_s=1.0,
-        evaluations=(EvaluationWindow(count=1, window_s=1.0, steps_s=0.5),),
-    )
-    row = CurveRow(progress=20.0, iteration=1, metric=0.5, sqr=1.0, var=2.0, trusted=1.0)
-    life = LifecycleTimes(start_s=1.0, save_s=0.1, exit_s=0.1, verify_s=0.5)
+    evaluations = (EvaluationWindow(count=1, window_s=1.0, steps_s=0.5),)
+    point = measured_point(atomic=24, step_s=0.1, sync_s=0.0, pass_s=0.1, evaluations=evaluations)
+    row = curve_row(1, 0.5)
     with FinishedParts(tmp_path, settings, fresh=False) as parts:
-        parts.add("lives", {name: [life] for name in names})
+        parts.add("lives", {name: [LIFECYCLE] for name in names})
         for name in names:
             for digits in ("1", "1-1"):
                 parts.add(f"{name}/placement/{digits}", MeasuredPlacement(points=(point,), resize_s=0.1))

@@ -14,8 +14,6 @@ from common.types import JobConfig
 from services.calibration.calibrate import why_unreadable
 from services.calibration.calibration_plan import (
     Curve,
-    CurveRow,
-    GridPoint,
     LifecycleTimes,
     MeasuredPlacement,
     batch_configs,
@@ -32,6 +30,8 @@ from services.calibration.calibration_plan import (
 )
 from services.calibration.finished_parts import FILE, FinishedParts
 from services.calibration.profile_files import read_former_machine, write_machine, write_profile
+from tests.fixtures.logs import sample as logged_sample
+from tests.fixtures.measurements import LIFECYCLE, curve_row, measured_point
 from workloads.applications import applications
 from workloads.files.measured_profile import read_profiles
 
@@ -114,25 +114,10 @@ def test_a_target_is_hard_in_the_direction_of_its_metric():
 
 
 def sample(step_s: float, steps: int = 10, window_s: float = 0.5, accumulation: int = 0) -> TrainingSample:
-    return TrainingSample(
-        job_id="a",
-        generation=1,
-        nodes=1,
-        replicas=2,
-        config=JobConfig(atomic_batch=16, accumulation=accumulation),
-        window_s=window_s,
-        steps=steps,
-        timed_steps=steps,
-        accumulation_s=0.03,
-        step_s=step_s,
-        sync_s=0.01,
-        total_steps=0,
-        total_examples=0,
-        progress=0.0,
-        epoch=0,
-        loss=0.0,
-        gain=1.0,
-    )
+    config = JobConfig(atomic_batch=16, accumulation=accumulation)
+    counts = {"steps": steps, "timed_steps": steps, "total_steps": 0, "total_examples": 0, "progress": 0.0}
+    times_s = {"accumulation_s": 0.03, "step_s": step_s, "sync_s": 0.01}
+    return logged_sample("a", 1, window_s, replicas=2, config=config, **counts, **times_s)
 
 
 def test_a_point_is_the_medians_of_its_samples():
@@ -176,20 +161,9 @@ def test_overhead_and_evaluations_are_told_apart():
 # --------------------------------------------------------------------------- trainings
 
 
-def row(number: int, metric: float, sqr: float | None = 1.0) -> CurveRow:
-    return CurveRow(
-        progress=25.0 * number,
-        iteration=20 * number,
-        metric=metric,
-        sqr=sqr,
-        var=sqr and 4 * sqr,
-        trusted=float(sqr is not None),
-    )
-
-
 def test_the_first_row_that_meets_a_target_is_the_median_need():
     courses = ([0.1, 0.9, 0.9], [0.1, 0.2, 0.9], [0.9, 0.3, 0.3])
-    curves = [Curve(rows=tuple(row(n + 1, m) for n, m in enumerate(c)), reached=False) for c in courses]
+    curves = [Curve(rows=tuple(curve_row(n + 1, m) for n, m in enumerate(c)), reached=False) for c in courses]
     merged = merge_curves(curves, "max")
     assert [r.metric for r in merged] == [0.1, 0.9, 0.9]
     assert [r.progress for r in merged] == [25.0, 50.0, 75.0]
@@ -197,27 +171,28 @@ def test_the_first_row_that_meets_a_target_is_the_median_need():
 
 
 def test_a_training_that_met_the_hardest_target_keeps_its_metric():
-    short = Curve(rows=(row(1, 0.99),), reached=True)
-    long = Curve(rows=(row(1, 0.1), row(2, 0.5), row(3, 0.7)), reached=False)
+    short = Curve(rows=(curve_row(1, 0.99),), reached=True)
+    long = Curve(rows=(curve_row(1, 0.1), curve_row(2, 0.5), curve_row(3, 0.7)), reached=False)
     assert [r.metric for r in merge_curves([short, long, short], "max")] == [0.99, 0.99, 0.99]
 
 
 def test_rows_end_where_most_trainings_are_no_longer_known():
-    short = Curve(rows=(row(1, 0.2),), reached=False)
-    long = Curve(rows=(row(1, 0.1), row(2, 0.5)), reached=False)
+    short = Curve(rows=(curve_row(1, 0.2),), reached=False)
+    long = Curve(rows=(curve_row(1, 0.1), curve_row(2, 0.5)), reached=False)
     assert len(merge_curves([short, short, long], "max")) == 1
     assert len(merge_curves([short, long, long], "max")) == 2
 
 
 def test_statistics_that_nobody_has_yet_are_those_of_the_next_row():
     rows = merge_curves(
-        [Curve(rows=(row(1, 0.1, None), row(2, 0.2), row(3, 0.3, 2.0)), reached=False)], "max"
+        [Curve(rows=(curve_row(1, 0.1, None), curve_row(2, 0.2), curve_row(3, 0.3, 2.0)), reached=False)],
+        "max",
     )
     assert [(r.sqr, r.trusted) for r in rows] == [(1.0, 0.0), (1.0, 1.0), (2.0, 1.0)]
 
 
 def test_statistics_are_trusted_by_a_share_of_the_trainings():
-    curves = [Curve(rows=(row(1, 0.1, sqr),), reached=False) for sqr in (None, 3.0, 1.0, 2.0)]
+    curves = [Curve(rows=(curve_row(1, 0.1, sqr),), reached=False) for sqr in (None, 3.0, 1.0, 2.0)]
     assert [(r.sqr, r.trusted) for r in merge_curves(curves, "max")] == [(2.0, 0.75)]
 
 
@@ -225,7 +200,7 @@ def test_statistics_are_trusted_by_a_share_of_the_trainings():
 
 
 def test_a_second_start_finds_the_finished_parts(tmp_path: Path):
-    life = LifecycleTimes(start_s=1.0, save_s=0.1, exit_s=0.1, verify_s=0.5)
+    life = LIFECYCLE
     with FinishedParts(tmp_path, {"seeds": 3}, fresh=False) as parts:
         assert len(parts) == 0
         parts.add("a/lives", [life])
@@ -271,21 +246,10 @@ def test_a_folder_that_cannot_be_written_and_a_spoilt_journal_are_told(tmp_path:
         FinishedParts(tmp_path, {}, fresh=False)
 
 
-MEASURED = GridPoint(
-    atomic=16,
-    step_s=0.05,
-    sync_s=0.01,
-    pass_s=0.035,
-    accumulated=False,
-    steps=20,
-    quiet_s=1.0,
-    quiet_steps_s=1.0,
-    evaluations=(),
-)
 GRID = {
-    (1,): MeasuredPlacement(points=(replace(MEASURED, pass_s=0.045),)),
-    (2, 1): MeasuredPlacement(points=(MEASURED,)),
-    (4, 4): MeasuredPlacement(points=(replace(MEASURED, step_s=0.1),)),
+    (1,): MeasuredPlacement(points=(measured_point(pass_s=0.045),)),
+    (2, 1): MeasuredPlacement(points=(measured_point(),)),
+    (4, 4): MeasuredPlacement(points=(measured_point(step_s=0.1),)),
 }
 TABLE = {"start_s": 1.0, "resize_s": 0.2, "verify_s": 0.5, "evaluation_slot_s": 0.3}
 
@@ -294,14 +258,17 @@ TABLE = {"start_s": 1.0, "resize_s": 0.2, "verify_s": 0.5, "evaluation_slot_s": 
     ("lacks", "reason"),
     [
         ({}, ""),
-        ({"curves": {16: [row(1, 0.5)], 32: []}}, "validation-32.csv: needs rows of finite numbers"),
-        ({"curves": {16: [row(1, -0.5)]}}, "validation-16.csv: needs rows of finite numbers, none below 0"),
+        ({"curves": {16: [curve_row(1, 0.5)], 32: []}}, "validation-32.csv: needs rows of finite numbers"),
+        (
+            {"curves": {16: [curve_row(1, -0.5)]}},
+            "validation-16.csv: needs rows of finite numbers, none below 0",
+        ),
         ({"grid": {(1,): GRID[1,]}}, "scalability.csv: needs rows"),
         ({"costs_s": {"start_s": 1.0, "resize_s": 0.2, "verify_s": 0.5}}, ".*field `evaluation_slot_s`"),
     ],
 )
 def test_a_profile_that_no_simulation_would_read_is_told_with_the_reason(lacks, reason):
-    parts = {"costs_s": TABLE, "grid": GRID, "curves": {16: [row(1, 0.5)]}} | lacks
+    parts = {"costs_s": TABLE, "grid": GRID, "curves": {16: [curve_row(1, 0.5)]}} | lacks
     told = why_unreadable(DIGITS, 4, **parts)
     assert re.match(reason, told)
     assert bool(told) == bool(reason)
@@ -312,7 +279,7 @@ def test_a_written_profile_is_what_simulations_read(tmp_path: Path):
     folder = tmp_path / DIGITS.name
     folder.mkdir()
     (folder / "validation-17.csv").write_text("old")
-    write_profile(folder, 4, GRID, {16: [row(1, 0.5), row(2, 0.97)], 32: [row(1, 0.98)]})
+    write_profile(folder, 4, GRID, {16: [curve_row(1, 0.5), curve_row(2, 0.97)], 32: [curve_row(1, 0.98)]})
     machine = {
         "processor": 'a "fast" one',
         "slot_speed": 0.2,

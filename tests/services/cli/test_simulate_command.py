@@ -15,10 +15,10 @@ import pytest
 from msgspec import structs
 
 from analysis.summarize import main as summarize
-from services.simulator.cases import SimulationCase
 from services.simulator.output_folders import LOCK_FILE
 from services.simulator.run_case import simulate as simulate_case
 from tests.fixtures.profiles import write_profiles
+from tests.fixtures.simulation_cases import case_of
 
 TABLE = "name,time,application,num_replicas,batch_size\na,0,small,1,128\nb,30,small,2,256\n"
 PATIENCE_S = 30.0
@@ -309,7 +309,7 @@ def test_a_calibrated_run_is_clean_and_says_how_fast_its_slots_are(
         ({"--workload": "nowhere"}, "--workload nowhere: no such file"),
         ({"--interference": "0.5"}, "--interference 0.5: only with --world osdi21"),
         ({"--slots": "0"}, "'0': allowed: whole numbers from 1"),
-        ({"--slots": "5"}, "slots 5: allowed in calibrated: 1 to 4, as were measured"),
+        ({"--slots": "5"}, "slots 5: allowed in calibrated: 1 to 4, which were measured"),
     ],
 )
 def test_what_is_wrong_with_a_calibrated_run_is_one_line(
@@ -361,20 +361,8 @@ def test_a_workload_that_cannot_be_read_is_told_before_the_first_of_many_runs(
 def test_arrivals_come_denser_by_the_load(tmp_path: Path) -> None:
     path = tmp_path / "two.toml"
     path.write_text(JOBS)
-    case = SimulationCase(
-        label="two",
-        workload=path,
-        policy="fixed",
-        world="calibrated",
-        traces=None,
-        nodes=1,
-        slots=1,
-        round_s=2.0,
-        interference=0.0,
-        seed=0,
-        restart_s=None,
-        out=None,
-        profiles=write_profiles(tmp_path / "profiles"),
+    case = case_of(
+        "calibrated", workload=path, nodes=1, slots=1, profiles=write_profiles(tmp_path / "profiles")
     )
     usual, dense = simulate_case(case), simulate_case(structs.replace(case, load=2.0))
     assert dense.jcts_s["digits-cnn-1"] == usual.jcts_s["digits-cnn-1"]

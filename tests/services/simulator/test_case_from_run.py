@@ -11,41 +11,28 @@ import pytest
 from common.config import Config, RunConfig, SchedulerConfig
 from services.scheduler.policies import make_policy
 from services.simulator.case_from_run import case_from_run
-from services.simulator.cases import SimulationCase
 from services.simulator.run_case import make_world, simulate
 from tests.fixtures.profiles import COSTS, write_profiles
-from tests.services.simulator.test_sweeps import JOBS
+from tests.fixtures.simulation_cases import TWO_JOBS, case_of
 
 
 @pytest.fixture
 def experiment(tmp_path: Path) -> tuple[Path, Path]:
     """A folder of two runs as a stack leaves them, and the profiles by which they were simulated."""
     profiles, place, jobs = write_profiles(tmp_path / "profiles"), tmp_path / "made", tmp_path / "two.toml"
-    jobs.write_text(JOBS)
+    jobs.write_text(TWO_JOBS)
     for policy in ("fixed", "pollux"):
-        made = SimulationCase(
-            label="two",
-            workload=jobs,
-            policy=policy,
-            world="calibrated",
-            traces=None,
-            profiles=profiles,
-            nodes=2,
-            slots=4,
-            round_s=1.5,
-            interference=0.0,
-            seed=3,
-            restart_s=None,
-            out=place,
+        case = case_of(
+            "calibrated", workload=jobs, policy=policy, profiles=profiles, round_s=1.5, seed=3, out=place
         )
-        simulate(made)
-        run = place / made.run_id
+        simulate(case)
+        run = place / case.run_id
         config = Config(run=RunConfig(seed=3), scheduler=SchedulerConfig(policy=policy))
         config = msgspec.structs.replace(
             config, collector=msgspec.structs.replace(config.collector, memory=False)
         )
         (run / "config.json").write_bytes(msgspec.json.encode(config))
-        (run / "workload.toml").write_text(JOBS)
+        (run / "workload.toml").write_text(TWO_JOBS)
     return place, profiles
 
 

@@ -4,7 +4,6 @@ import pytest
 
 from analysis.compare.experiment_runs import gather
 from analysis.log.history import replay
-from services.simulator.cases import SimulationCase
 from services.simulator.isolated_model import IsolatedModel, Unprofiled, calibrated
 from services.simulator.isolated_times import IsolatedTimes
 from services.simulator.output_folders import claimed
@@ -13,6 +12,7 @@ from services.simulator.worlds.calibrated import CalibratedWorld
 from tests.fixtures.logs import written
 from tests.fixtures.profiles import write_profiles
 from tests.fixtures.runs import happenings
+from tests.fixtures.simulation_cases import case_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -58,22 +58,9 @@ def test_slots_of_another_speed_than_that_of_the_profiles_are_named(modelled: Is
 
 def test_rho_of_a_simulated_run_is_the_simulators_own(tmp_path: Path) -> None:
     profiles = write_profiles(tmp_path / "profiles")
-    case = SimulationCase(
-        label="demo",
-        workload=ROOT / "workloads" / "sets" / "demo.toml",
-        policy="fixed",
-        world="calibrated",
-        profiles=profiles,
-        traces=None,
-        nodes=2,
-        slots=4,
-        round_s=2.0,
-        interference=0.0,
-        seed=1,
-        restart_s=None,
-        out=tmp_path / "runs",
-        fairness=True,
-    )
+    demo = ROOT / "workloads" / "sets" / "demo.toml"
+    out = tmp_path / "runs"
+    case = case_of("calibrated", workload=demo, profiles=profiles, seed=1, out=out, fairness=True)
     with claimed(case.out, [case.run_id]):
         result = simulate(case)
     model = calibrated(profiles)

@@ -9,7 +9,7 @@ from services.simulator.isolated_times import IsolatedTimes, mean_active
 from services.simulator.policy_table import comparison
 from services.simulator.run_case import isolated_times_for, simulate
 from services.simulator.worlds.synthetic import APPLICATIONS, SyntheticWorld
-from tests.services.simulator.worlds.test_synthetic import case
+from tests.fixtures.simulation_cases import synthetic_case
 from workloads.files.workload_file import JobFields, complete_spec
 
 
@@ -35,19 +35,19 @@ def test_alone_a_job_takes_what_is_between_whole_numbers_of_slots_and_longer_on_
 
 
 def test_a_job_that_was_alone_took_as_long_as_alone_up_to_the_batches_it_did_not_care_to_change() -> None:
-    one = case("pollux", jobs=1, nodes=1, slots=1, fairness=True)
+    one = synthetic_case("pollux", jobs=1, nodes=1, slots=1, fairness=True)
     result = simulate(one)
     assert result.rho is not None
     assert result.rho.worst == pytest.approx(1.0, rel=0.01)
     assert simulate(one).rhos == result.rhos
     assert isolated_times_for(one) is isolated_times_for(
-        case("fixed", jobs=5, nodes=1, slots=1, fairness=True)
+        synthetic_case("fixed", jobs=5, nodes=1, slots=1, fairness=True)
     )
 
 
 def test_the_comparison_has_a_row_a_policy_and_the_worst_rho_of_all_runs() -> None:
     results = [
-        simulate(case(policy, label=label, jobs=4, seed=seed, fairness=True))
+        simulate(synthetic_case(policy, label=label, jobs=4, seed=seed, fairness=True))
         for label, seed in (("w1", 1), ("w2", 2))
         for policy in ("fixed", "pollux")
     ]

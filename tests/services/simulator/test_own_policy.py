@@ -7,7 +7,7 @@ import pytest
 from services.scheduler.policies import make_live_policy, policy_names
 from services.simulator.run_case import simulate
 from tests.fixtures.policy_views import job, view
-from tests.services.simulator.worlds.test_synthetic import case
+from tests.fixtures.simulation_cases import synthetic_case
 from tests.test_readme import block
 
 EXAMPLE = block("python", "class SmallestFirst")
@@ -36,7 +36,7 @@ def test_a_policy_of_a_users_own_runs_by_name_in_both_worlds() -> None:
         "a": "waits: 8 replicas asked for",
         "b": "3 replicas on node-1: the smallest go first",
     }
-    result = simulate(case("smallest-first", jobs=6))
+    result = simulate(synthetic_case("smallest-first", jobs=6))
     assert len(result.jcts_s) == 6
     assert result.policy == "smallest-first"
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from services.simulator.parallel import WorkerLost, simulated
-from tests.services.simulator.worlds.test_synthetic import case
+from tests.fixtures.simulation_cases import synthetic_case
 
-CASES = [case("fixed", jobs=1, seed=seed) for seed in (1, 2, 3)]
+CASES = [synthetic_case("fixed", jobs=1, seed=seed) for seed in (1, 2, 3)]
 
 
 def test_a_process_that_is_ended_is_told_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from services.cli.main import main as cli
 from services.scheduler.policies import OWN
 from services.simulator.cases import every_policy, labels
-from tests.services.simulator.worlds.test_synthetic import table
+from tests.fixtures.simulation_cases import write_table
 
 Command = Callable[..., tuple[int, str, str]]
 
@@ -51,7 +51,7 @@ def test_what_cannot_be_is_one_line_and_code_2(
 
 
 def test_a_row_that_is_wrong_is_named_and_nothing_is_simulated(simulate: Command, tmp_path: Path) -> None:
-    workload = table(tmp_path, "a,0,small,1,128", "b,nan,small,1,128")
+    workload = write_table(tmp_path, "a,0,small,1,128", "b,nan,small,1,128")
     code, out, err = simulate("--policy", "fixed", "--workload", str(workload))
     assert code == 2
     assert out == ""

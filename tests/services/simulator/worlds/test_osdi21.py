@@ -10,12 +10,17 @@ from statistics import fmean
 import pytest
 
 from common.lifecycle import UserError
+from common.types import batch_config
 from services.scheduler.policies import make_policy
-from services.simulator.cases import SimulationCase
+from services.simulator.cases import make_nodes
+from services.simulator.engine import Simulation, SimulationPlan
+from services.simulator.perturbation import Perturbation
 from services.simulator.results import Result
 from services.simulator.run_case import simulate
 from services.simulator.worlds.osdi21 import Osdi21World
+from tests.fixtures.simulation_cases import case_of
 from workloads.files.csv_table import read_table
+from workloads.files.workload_file import Arrival, JobFields, complete_spec
 
 ROOT = Path(__file__).parents[4]
 PLACES = [
@@ -33,22 +38,8 @@ FOLDERS = {"1.0": "workloads", "2.0": "workloads-2.0"}
 
 def replay(load: str, workload: str, policy: str) -> Result:
     assert ARTIFACT is not None
-    return simulate(
-        SimulationCase(
-            label=workload,
-            workload=ARTIFACT / FOLDERS[load] / f"{workload}.csv",
-            policy=policy,
-            world="osdi21",
-            traces=ARTIFACT,
-            nodes=16,
-            slots=4,
-            round_s=60.0,
-            interference=0.0,
-            seed=0,
-            restart_s=None,
-            out=None,
-        )
-    )
+    path = ARTIFACT / FOLDERS[load] / f"{workload}.csv"
+    return simulate(case_of("osdi21", label=workload, workload=path, policy=policy, traces=ARTIFACT))
 
 
 def published(policy: str, load: str, workload: str) -> dict[str, object]:
@@ -93,8 +84,6 @@ def test_over_all_workloads_pollux_is_within_a_hundredth_and_a_half_of_published
 def test_what_a_policy_orders_is_split_as_the_artifact_splits_it() -> None:
     """For all jobs of all workloads, and any replicas that the published policies could give."""
     assert ARTIFACT is not None
-    from common.types import batch_config
-
     world = Osdi21World(ARTIFACT / "traces", adapts=False)
     for path in sorted(ARTIFACT.glob("workloads*/*.csv")):
         for row in read_table(path, world.applications).rows:
@@ -110,10 +99,6 @@ def test_what_a_policy_orders_is_split_as_the_artifact_splits_it() -> None:
 @needs_data
 def test_jobs_that_span_nodes_and_share_one_are_slowed_down() -> None:
     assert ARTIFACT is not None
-    from services.simulator.cases import make_nodes
-    from services.simulator.engine import Simulation, SimulationPlan
-    from workloads.files.workload_file import Arrival, JobFields, complete_spec
-
     ends_s = []
     for interference in (0.0, 0.5):
         world = Osdi21World(ARTIFACT / "traces", adapts=False, interference=interference)
@@ -133,11 +118,6 @@ def test_jobs_that_span_nodes_and_share_one_are_slowed_down() -> None:
 @needs_data
 def test_errors_are_in_what_policies_are_told_and_not_in_how_jobs_run() -> None:
     assert ARTIFACT is not None
-    from services.simulator.cases import make_nodes
-    from services.simulator.engine import Simulation, SimulationPlan
-    from services.simulator.perturbation import Perturbation
-    from workloads.files.workload_file import Arrival, JobFields, complete_spec
-
     ends_s, profiles = [], []
     for errors in (Perturbation(), Perturbation(times=0.3, noise=2.0, seed=1)):
         world = Osdi21World(ARTIFACT / "traces", adapts=False, perturbation=errors)

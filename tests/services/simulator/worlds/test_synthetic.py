@@ -9,36 +9,11 @@ from analysis.log.history import find_logs, read_log, replay
 from common.eventlog import EVENTS_FILE
 from common.types import Node
 from services.scheduler.policies import make_policy
-from services.simulator.cases import SimulationCase
 from services.simulator.engine import Simulation, SimulationPlan
 from services.simulator.run_case import simulate
 from services.simulator.worlds.synthetic import APPLICATIONS, RESTART_S, SyntheticWorld, draw_model, generate
+from tests.fixtures.simulation_cases import synthetic_case, write_table
 from workloads.files.workload_file import Arrival, JobFields, check_spec, complete_spec
-
-
-def case(policy: str = "pollux", **changes: object) -> SimulationCase:
-    fields: dict[str, object] = {
-        "label": "made-up",
-        "workload": None,
-        "policy": policy,
-        "world": "synthetic",
-        "traces": None,
-        "nodes": 4,
-        "slots": 4,
-        "round_s": 600.0,
-        "interference": 0.0,
-        "seed": 0,
-        "restart_s": None,
-        "out": None,
-        "jobs": 12,
-    }
-    return SimulationCase(**{**fields, **changes})  # type: ignore[arg-type]
-
-
-def table(folder: Path, *rows: str) -> Path:
-    path = folder / "jobs.csv"
-    path.write_text("\n".join(["name,time,application,num_replicas,batch_size", *rows]))
-    return path
 
 
 def test_a_job_is_drawn_by_the_seed_and_its_name_alone() -> None:
@@ -83,7 +58,7 @@ def test_the_oracle_tells_when_a_job_will_have_ended() -> None:
 def test_same_seed_same_bytes_and_a_log_that_passes_the_audit(tmp_path: Path, policy: str) -> None:
     logs = []
     for name in ("one", "two"):
-        result = simulate(case(policy, out=tmp_path / name))
+        result = simulate(synthetic_case(policy, out=tmp_path / name))
         assert len(result.jcts_s) == 12
         assert result.failed == {}
         assert result.refused == {}
@@ -97,7 +72,7 @@ def test_same_seed_same_bytes_and_a_log_that_passes_the_audit(tmp_path: Path, po
 
 
 def test_an_impossible_job_is_refused_with_the_reason_and_the_rest_go_on(tmp_path: Path) -> None:
-    workload = table(
+    workload = write_table(
         tmp_path,
         "late,90000,small,1,128",
         "huge,0,large,17,512",
@@ -106,7 +81,7 @@ def test_an_impossible_job_is_refused_with_the_reason_and_the_rest_go_on(tmp_pat
         "fine,0,small,2,256",
         "also,0,small,2,256",
     )
-    result = simulate(case("tiresias", workload=workload, jobs=0))
+    result = simulate(synthetic_case("tiresias", workload=workload, jobs=0))
     assert sorted(result.jcts_s) == ["also", "fine", "late"]
     assert result.refused["huge"] == "replicas 17: allowed: at most 16, the slots of the cluster"
     assert result.refused["batch"] == "batch_size 5000: allowed: 128 to 4096"
@@ -116,6 +91,6 @@ def test_an_impossible_job_is_refused_with_the_reason_and_the_rest_go_on(tmp_pat
 
 def test_every_policy_ends_every_job() -> None:
     for name in ("fixed", "dynamic", "throughput", "coadapt", "tiresias:threshold_slot_s=7200", "optimus"):
-        result = simulate(case(name, jobs=6))
+        result = simulate(synthetic_case(name, jobs=6))
         assert len(result.jcts_s) == 6, name
         assert not result.stalled
