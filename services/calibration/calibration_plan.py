@@ -17,49 +17,45 @@ placement of each size."""
 
 
 class EvaluationWindow(Struct, frozen=True):
-    """The window of a sample during which there were evaluations."""
+    """The window of a sample, with the `count` of evaluations in it. `steps_s` is the part of the window that
+    its steps take, by their median."""
 
     count: int
-    """Of evaluations."""
     window_s: float
     steps_s: float
-    """The part of the window that its steps take, by their median."""
 
 
 class GridPoint(Struct, frozen=True):
-    """The measurement of one configuration. Times are medians over live samples."""
+    """The measurement of one configuration, by medians over live samples.
+
+    `step_s` is the last pass of a step including synchronization and update, `sync_s` the all-reduce alone,
+    `pass_s` a pass that only accumulates; `accumulated` says whether the steps have such passes. `quiet_s` is
+    the time in windows without evaluations, `quiet_steps_s` the part of it that their steps take."""
 
     atomic: int
     step_s: float
-    """The last pass of a step, including synchronization and update."""
     sync_s: float
-    """The all-reduce alone."""
     pass_s: float
-    """A pass that only accumulates."""
     accumulated: bool
-    """Whether the steps have passes that only accumulate."""
     steps: int
     quiet_s: float
-    """The windows without evaluations."""
     quiet_steps_s: float
-    """The part of these windows that their steps take, by their medians."""
     evaluations: tuple[EvaluationWindow, ...]
 
 
 class MeasuredPlacement(Struct, frozen=True):
-    """One placement with all its local batch sizes."""
+    """One placement with all its local batch sizes. `resize_s` is the time without a step during the change
+    to this placement; None if the job started in it."""
 
     points: tuple[GridPoint, ...]
     resize_s: float | None = None
-    """Seconds without a step during the change to this placement; None if the job started in it."""
 
 
 class PlannedTraining(Struct, frozen=True):
-    """A training that gets its own process."""
+    """A training that gets its own process. `multiple` is its total batch size / M0."""
 
     application: str
     multiple: int
-    """Total batch / M0."""
     seed: int
     target: float
     budget_examples: int
@@ -79,11 +75,10 @@ class CurveRow(Struct, frozen=True):
 
 
 class Curve(Struct, frozen=True):
-    """A training at one total batch size."""
+    """A training at one total batch size. `reached`: whether it ended at the hardest target."""
 
     rows: tuple[CurveRow, ...]
     reached: bool
-    """Whether the training ended at the hardest target."""
 
 
 class LifecycleTimes(Struct, frozen=True):

@@ -131,9 +131,8 @@ class Folder:
             if self.of(run).exists() and not (self.of(run) / RUN_FILE).exists():
                 self.lose(run, self.record(run, self.attempt(run), reason="interrupted"))
                 names.append(run.name)
-            for place in (self.path / LOST).glob(
-                f"{run.name}-*"
-            ):  # moved by a command that was killed before it wrote the record
+            # A command may have been killed after it moved the run and before it wrote the record.
+            for place in (self.path / LOST).glob(f"{run.name}-*"):
                 number = place.name.removeprefix(f"{run.name}-")
                 if number.isdecimal() and not (place / RUN_FILE).exists():
                     write_json(place / RUN_FILE, self.record(run, int(number), reason="interrupted"))

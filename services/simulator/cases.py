@@ -32,12 +32,24 @@ WORLDS = tuple(CLUSTERS)
 
 
 class SimulationCase(Struct, frozen=True, kw_only=True):
-    """One run to simulate."""
+    """One run to simulate. `label` is a short name of its workload: a file, or in the synthetic world `jobs`
+    generated jobs.
+
+    Options of every world: `out` is the folder that gets the event log. With `fairness` every job is also
+    simulated alone. With `memory` jobs start from what earlier jobs of their application have shown.
+    `restart_s` is what a resize costs instead of what the world says. `load` is a factor on the rate of
+    arrivals.
+
+    The world osdi21 reads `traces`, the folder of the artifact; `interference` is the fraction of speed lost
+    by jobs that span nodes and share one. The calibrated world reads `profiles` (None: those of the project)
+    and multiplies their step times by `step_factors`, by application; `restart_penalty_s` is what policies
+    assume of a restart until one has been measured (None: the default of the configuration).
+
+    What policies see is perturbed (perturbation.py): step times by a relative error of up to `times_error`,
+    the noise scale by the factor `noise_error`."""
 
     label: str
-    """A short name of the workload."""
     workload: Path | None = None
-    """A workload file; without one the synthetic world generates `jobs` jobs."""
     jobs: int = 0
     policy: str
     world: str
@@ -47,30 +59,17 @@ class SimulationCase(Struct, frozen=True, kw_only=True):
     round_s: float
     seed: int = 0
     out: Path | None = None
-    """The folder that gets the event log; None: no log is written."""
     fairness: bool = False
-    """Whether every job is also simulated alone, for its finish-time fairness."""
     memory: bool = False
-    """Whether jobs start from what earlier jobs of their application have shown in the same run."""
     restart_s: float | None = None
-    """What a resize costs a job; None: as the world has it."""
-    restart_penalty_s: float | None = None
-    """In the calibrated world: what policies assume of a restart before one has been measured; None: the
-    default of the configuration."""
-    traces: Path | None = None
-    """The folder of the osdi21 artifact, for its world."""
-    profiles: Path | None = None
-    """Measured profiles for the calibrated world; None: those of the project."""
-    step_factors: tuple[tuple[str, float], ...] = ()
-    """In the calibrated world, by application: actual over measured step times."""
-    interference: float = 0.0
-    """In osdi21: the fraction of speed lost by jobs that span nodes and share one."""
-    times_error: float = 0.0
-    """Bound of the relative error in the step times that policies see (perturbation.py)."""
-    noise_error: float = 1.0
-    """The noise scale that policies see, over the true one."""
     load: float = 1.0
-    """Factor on the rate of arrivals."""
+    traces: Path | None = None
+    interference: float = 0.0
+    profiles: Path | None = None
+    step_factors: tuple[tuple[str, float], ...] = ()
+    restart_penalty_s: float | None = None
+    times_error: float = 0.0
+    noise_error: float = 1.0
 
     @property
     def run_id(self) -> str:

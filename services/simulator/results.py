@@ -15,16 +15,22 @@ class Milliseconds(Struct, frozen=True):
 
 
 class Rho(Struct, frozen=True):
-    """Finish-time fairness over the completed jobs: JCT / JCT alone on the job's share of the cluster."""
+    """Finish-time fairness of the completed jobs: JCT / JCT alone on the job's share of the cluster.
+    `unfair_fraction` is the fraction of jobs above 1."""
 
     worst: float
     mean: float
     unfair_fraction: float
-    """Of jobs with a rho above 1."""
 
 
 class Result(Struct, frozen=True):
-    """Times are in virtual seconds. None: not available."""
+    """Times are in virtual seconds; None means not available.
+
+    JCTs run from submission to verified completion, and only completed jobs have one. The makespan runs from
+    the first submission to the last end of a job. Goodput is useful examples a second: M0 x progress of the
+    completed jobs, over the makespan. `decision_ms` is CPU time of all that the scheduler's core does in a
+    round. `value_over_bound` is the mean over the decisions of a policy that knows a bound of its objective.
+    `refused` and `failed` give the reason by job."""
 
     run_id: str
     workload: str
@@ -34,26 +40,17 @@ class Result(Struct, frozen=True):
     world: str
     seed: int
     mean_jct_s: float | None
-    """Of completed jobs, from submission to verified completion."""
     p99_jct_s: float | None
     makespan_s: float | None
-    """From the first submission to the last end of a job."""
     goodput: float | None
-    """Useful examples a second: M0 x progress of the completed jobs, over the makespan."""
     rho: Rho | None
     jcts_s: dict[str, float]
-    """By completed job."""
     rhos: dict[str, float] | None
-    """By completed job, if requested."""
     rounds: int
     decision_ms: Milliseconds | None
-    """CPU time of everything that the scheduler's core does in a round."""
     value_over_bound: float | None
-    """Mean over the decisions of a policy that knows a bound of its objective."""
     refused: dict[str, str]
-    """The reason, by job."""
     failed: dict[str, str]
-    """The reason, by job."""
     undecided: str
     """In how many rounds the policy gave no valid decision, and the first reason; empty: in none."""
     stalled: str
