@@ -1,4 +1,4 @@
-"""`coadapt calibrate` with real agents, replicas, verifiers: the smallest cluster, a tiny application."""
+"""`coadapt calibrate` with real agents, replicas and verifiers, on the smallest cluster."""
 
 import os
 import signal
@@ -25,7 +25,7 @@ from workloads.files.measured_profile import read_profiles
 ROOT = Path(__file__).parents[2]
 WAIT_S = 120.0
 WITH_AGENTS = 8
-"""Processes of a calibration that measures: itself, the event-logger, two agents with what forks replicas."""
+"""Processes of a running calibration: itself, the event logger, two agents and their forkservers."""
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -54,10 +54,10 @@ def start(environment: dict[str, str], *arguments: object) -> "subprocess.Popen[
     )
 
 
-def test_an_interrupted_calibration_leaves_nothing_running_and_is_gone_on_with(
+def test_an_interrupted_calibration_leaves_nothing_running_and_can_be_continued(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """The trainings are taken for made; tests/services/calibration/test_job_costs.py makes them."""
+    """The trainings are prepared; tests/services/calibration/test_calibrate.py makes real ones."""
     spec: ApplicationSpec = quick_app.SPEC
     arguments = "--app", spec.name, "--out", tmp_path, "--seeds", 1, "--busy-before", 1
 
@@ -122,7 +122,7 @@ def test_nothing_is_measured_on_a_busy_machine(
     assert {path.name: path.read_bytes() for path in part.iterdir()} == kept, "nothing is thrown away"
 
 
-def test_an_application_whose_tables_would_be_empty_is_left_out_before_it_is_measured(
+def test_an_application_with_empty_tables_is_left_out_before_it_is_measured(
     coadapt: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("COADAPT_APPLICATIONS_MODULES", quick_app.MODULE)
@@ -134,13 +134,13 @@ def test_an_application_whose_tables_would_be_empty_is_left_out_before_it_is_mea
 
 
 @pytest.mark.parametrize("bad", [("quick",), ("quick", "matfac")])
-def test_an_application_is_left_out_that_nothing_could_be_read_of(
+def test_an_application_with_an_unreadable_profile_is_left_out(
     coadapt: Callable[..., tuple[int, str, str]],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     bad: tuple[str, ...],
 ) -> None:
-    """Of two that have been measured."""
+    """One or both of two measured applications."""
     monkeypatch.setenv("COADAPT_APPLICATIONS_MODULES", quick_app.MODULE)
     monkeypatch.setenv("COADAPT_AGENT_SLOTS", "1")
     names = "matfac", "quick"
@@ -179,7 +179,7 @@ def test_an_application_is_left_out_that_nothing_could_be_read_of(
         (["--out", "/dev/null/x"], "coadapt: /dev/null/x: cannot be written: Not a directory\n"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_with_what_is_allowed(
+def test_invalid_options_are_refused_with_what_is_allowed(
     coadapt: Callable[..., tuple[int, str, str]], arguments: list[str], error: str
 ) -> None:
     code, output, errors = coadapt("calibrate", *arguments)
@@ -187,7 +187,7 @@ def test_what_cannot_be_measured_is_refused_with_what_is_allowed(
     assert errors.startswith(error)
 
 
-def test_nodes_without_a_number_of_slots_are_refused(
+def test_an_unset_number_of_slots_is_refused(
     coadapt: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("COADAPT_AGENT_SLOTS", "0")

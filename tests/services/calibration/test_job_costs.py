@@ -1,4 +1,4 @@
-"""What `coadapt calibrate` makes of real trainings, and of the log of real jobs."""
+"""Lifecycle times of real jobs, read from the log of a run."""
 
 import pickle
 from collections.abc import Callable, Iterator, Sequence
@@ -29,31 +29,7 @@ from services.calibration.job_costs import read_lifecycles
 from tests.fixtures import quick_app
 
 
-def test_real_trainings_are_made_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """In this process, but as other processes would get and return them."""
-
-    def here(body: Callable[[PlannedTraining], object], cases: Sequence[PlannedTraining]) -> Iterator[object]:
-        for case in cases:
-            yield pickle.loads(pickle.dumps(body(pickle.loads(pickle.dumps(case)))))
-
-    monkeypatch.setattr("services.calibration.calibrate.in_processes", here)
-    spec = quick_app.SPEC
-    config = Config(agent=AgentConfig(slots=1), applications=ApplicationsConfig(modules=(quick_app.MODULE,)))
-    with FinishedParts(tmp_path, {}, fresh=False) as parts:
-        for part in ("quick/placement/1", "quick/placement/1-1", "lives"):
-            parts.add(part, None)
-        calibration = Calibration(config, [spec], [spec], range(1), parts)
-        calibration.measure()
-        curves = calibration.curves(spec)
-    assert curves.keys() == {24, 48}
-    for rows in curves.values():
-        assert rows[-1].metric <= spec.target < rows[0].metric
-        assert all(former.progress < later.progress for former, later in pairwise(rows))
-        assert min(row.sqr for row in rows) > 0.0
-    assert curves[48][-1].iteration < curves[24][-1].iteration
-
-
-def test_starts_and_ends_are_read_from_the_log_of_a_run():
+def test_lifecycle_times_are_read_from_the_log_of_a_run():
     started = GenerationStarted(
         job_id="a",
         generation=1,
@@ -88,18 +64,3 @@ def test_starts_and_ends_are_read_from_the_log_of_a_run():
     assert life == LifecycleTimes(
         start_s=1.5, save_s=pytest.approx(0.3), exit_s=pytest.approx(0.2), verify_s=1.0
     )
-
-
-def test_a_loss_on_the_way_is_tried_again_but_not_for_ever(capsys: pytest.CaptureFixture[str]):
-    losses = [BenchError("a replica was lost")] * 2
-
-    def measure() -> None:
-        if losses:
-            raise losses.pop()
-
-    with_retries(measure)
-    assert capsys.readouterr().err.count("measures again, because a replica was lost") == ATTEMPTS - 1
-    losses = [BenchError("a replica was lost")] * ATTEMPTS
-    with pytest.raises(BenchError, match="a replica was lost"):
-        with_retries(measure)
-    assert losses == []

@@ -1,4 +1,4 @@
-"""The virtual clock: when rounds come, what is never lost, and what a log of it is worth."""
+"""The virtual clock: when rounds happen, that no job is lost, and that the log is valid."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ def events(records: Sequence[EventRecord], kind: type[Any]) -> list[tuple[float,
 
 
 def made_up(world: SyntheticWorld, jobs: Sequence[tuple[float, int]]) -> list[Arrival]:
-    """Jobs of minutes, each given by its time and the replicas that it asks for, in the order given."""
+    """Jobs of minutes, each given by its arrival time and the replicas that it requests."""
     rows = []
     for number, (at_s, replicas) in enumerate(jobs):
         fields = JobFields(application="small", id=f"job-{number}", replicas=replicas)
@@ -66,7 +66,7 @@ ARRIVALS = st.lists(
 
 @settings(max_examples=15, deadline=None)
 @given(ARRIVALS, st.sampled_from(["fixed", "dynamic", "pollux", "tiresias", "srtf", "optimus"]))
-def test_whatever_comes_when_every_job_ends_once_within_capacity_and_the_audit_is_clean(
+def test_for_any_arrivals_every_job_completes_within_capacity_and_the_audit_is_clean(
     jobs: list[tuple[float, int]], policy: str
 ) -> None:
     world = SyntheticWorld(seed=1)
@@ -113,7 +113,7 @@ def test_a_log_on_disk_reads_back_as_it_was_written(tmp_path: Path) -> None:
     assert all(event.decision_s == 0.0 for _, event in events(records, RoundDecided))
 
 
-def test_rounds_wait_for_their_time_where_the_world_is_not_event_driven() -> None:
+def test_a_world_that_is_not_event_driven_has_rounds_at_fixed_intervals() -> None:
     world = SyntheticWorld(seed=1)
     _, records = drive(made_up(world, [(1.0, 1), (61.0, 1)]), world)
     times_s = [t_s for t_s, _ in events(records, RoundDecided)]
@@ -134,7 +134,7 @@ def test_arrivals_and_finishes_start_a_round_at_once_in_an_event_driven_world() 
 
 
 class TakesTurns:
-    """Gives all slots to one job a round, so that each round preempts."""
+    """Gives all slots to one job per round, so that every round preempts the other."""
 
     name = "takes-turns"
 
@@ -160,7 +160,7 @@ class TakesTurns:
         )
 
 
-def test_a_preempted_job_saves_and_goes_on_with_what_it_had_left() -> None:
+def test_a_preempted_job_saves_and_continues() -> None:
     jobs = [Arrival(at_s=0.0, spec=make_spec(name, replicas=8, batch_size=64)) for name in ("a", "b")]
     _, records = drive(jobs, Countdown({"a": 100.0, "b": 100.0}), TakesTurns(), round_s=10.0)
     verdict = audit(replay(records))
@@ -170,7 +170,7 @@ def test_a_preempted_job_saves_and_goes_on_with_what_it_had_left() -> None:
     assert max(ended.values()) >= 200.0
 
 
-def test_an_idle_cluster_costs_no_rounds_until_the_next_job_comes() -> None:
+def test_an_idle_cluster_has_no_rounds_until_the_next_arrival() -> None:
     world = SyntheticWorld(seed=1)
     run, records = drive(made_up(world, [(0.0, 1), (1e7, 1)]), world, round_s=600.0)
     busy = sum(job.ended_s - job.submitted_s for job in run.state.ended.values() if job.ended_s)
@@ -178,7 +178,7 @@ def test_an_idle_cluster_costs_no_rounds_until_the_next_job_comes() -> None:
     assert len(events(records, JobCompleted)) == 2
 
 
-def test_jobs_that_can_never_end_are_given_up_with_the_reason() -> None:
+def test_a_run_whose_jobs_never_end_is_given_up_with_the_reason() -> None:
     class Never:
         name = "never"
 
@@ -198,7 +198,7 @@ def test_jobs_that_can_never_end_are_given_up_with_the_reason() -> None:
     assert verdict.ok, verdict.findings
 
 
-def test_a_start_that_lasts_many_short_rounds_is_waited_for() -> None:
+def test_a_run_is_not_given_up_during_a_long_start() -> None:
     class Starting(Countdown):
         def overhead_s(self, spec: JobSpec) -> float:
             return 20.0
@@ -208,7 +208,7 @@ def test_a_start_that_lasts_many_short_rounds_is_waited_for() -> None:
     assert len(events(records, JobCompleted)) == 1
 
 
-def test_orders_go_to_the_world_once_however_many_nodes_register() -> None:
+def test_orders_go_to_the_world_once_for_all_registrations() -> None:
     class Counting(Countdown):
         applied = 0
 
@@ -223,22 +223,21 @@ def test_orders_go_to_the_world_once_however_many_nodes_register() -> None:
 
 
 class AtOnce(Countdown):
-    """Saves take no time, so that each one is followed by a round at the same instant."""
+    """Saving takes no time, so that each save is followed by a round at the same instant."""
 
     restart_s = 30.0
 
     def apply(self, orders: Orders, now_s: float) -> Sequence[WorldEvent]:
-        happened = super().apply(orders, now_s)
-        return [WorldEvent(now_s, h.source, h.content) for h in happened]
+        return [WorldEvent(now_s, e.source, e.content) for e in super().apply(orders, now_s)]
 
 
-def test_a_policy_that_flips_at_one_instant_is_given_up() -> None:
+def test_a_run_with_endless_rounds_at_one_instant_is_given_up() -> None:
     jobs = [Arrival(at_s=1.0, spec=make_spec(name, replicas=8, batch_size=64)) for name in ("a", "b")]
     run, _ = drive(jobs, AtOnce({"a": 100.0, "b": 100.0}), TakesTurns())
     assert "given up at 60 s, when there were more than 1000 rounds at this instant" in run.stalled
 
 
-def test_rounds_in_which_a_policy_fails_change_nothing_and_are_told() -> None:
+def test_rounds_in_which_a_policy_fails_change_nothing_and_are_counted() -> None:
     class Raises:
         name = "raises"
 
@@ -251,13 +250,13 @@ def test_rounds_in_which_a_policy_fails_change_nothing_and_are_told() -> None:
     run, _ = drive(made_up(world, [(0.0, 1), (0.0, 2)]), world, Raises())
     assert len(run.state.ended) == 2
     assert run.state.rounds // 2 <= len(run.invalid_decisions) <= run.state.rounds // 2 + 1
-    (told,) = set(run.invalid_decisions)
-    assert told.startswith(
+    (reason,) = set(run.invalid_decisions)
+    assert reason.startswith(
         "kept as it was: policy 'raises' gave no valid decision: ZeroDivisionError: by zero"
     )
 
 
-def test_what_a_policy_says_of_a_job_it_keeps_is_not_taken_for_a_failure() -> None:
+def test_a_policys_own_reason_does_not_count_as_a_failure() -> None:
     class Keeps:
         name = "keeps"
 
@@ -270,7 +269,7 @@ def test_what_a_policy_says_of_a_job_it_keeps_is_not_taken_for_a_failure() -> No
     assert not run.invalid_decisions
 
 
-def test_a_job_that_is_impossible_is_refused_and_the_rest_go_on() -> None:
+def test_an_impossible_job_is_refused_and_the_others_run() -> None:
     jobs = [
         Arrival(at_s=0.0, spec=make_spec("too-many", replicas=9, max_replicas=64, batch_size=64)),
         Arrival(at_s=0.0, spec=make_spec("nan", target=float("nan"))),
@@ -283,7 +282,7 @@ def test_a_job_that_is_impossible_is_refused_and_the_rest_go_on() -> None:
     assert [job.spec.id for job in run.state.ended.values()] == ["fine"]
 
 
-def test_no_jobs_end_at_once() -> None:
+def test_a_run_without_jobs_ends_at_once() -> None:
     run, records = drive([], Countdown({}))
     assert run.state.rounds == 0
     assert [record.source for record in records] == ["scheduler"] * 4

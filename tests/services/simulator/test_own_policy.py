@@ -1,4 +1,4 @@
-"""The policy that the README shows, installed as a package of a user's own, runs in both worlds."""
+"""The policy in the README, installed as a user's own package, runs live and in simulation."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ EXAMPLE = block("python", "class SmallestFirst")
 
 @pytest.fixture
 def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What `pip install` leaves of a package with this one line in its pyproject.toml's table
+    """The files that `pip install` writes for a package with this line in the pyproject.toml table
     [project.entry-points."coadapt.policies"]."""
     (tmp_path / "smallest_first.py").write_text(EXAMPLE)
     info = tmp_path / "smallest_first-1.0.dist-info"
@@ -28,7 +28,7 @@ def _installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_installed")
-def test_a_policy_of_a_users_own_runs_by_name_in_both_worlds() -> None:
+def test_a_users_own_policy_runs_by_name_live_and_in_simulation() -> None:
     assert "smallest-first" in policy_names()
     live = make_live_policy("smallest-first")
     decision = live.decide(view(job("a", replicas=8), job("b", replicas=3)), None, seed=0)
@@ -41,5 +41,5 @@ def test_a_policy_of_a_users_own_runs_by_name_in_both_worlds() -> None:
     assert result.policy == "smallest-first"
 
 
-def test_the_example_is_twenty_lines_as_promised() -> None:
+def test_the_example_has_at_most_twenty_lines() -> None:
     assert len([line for line in EXAMPLE.splitlines() if line]) <= 20

@@ -1,4 +1,4 @@
-"""Runs in several processes: what becomes of them when one is ended, or the user interrupts."""
+"""Simulations in several processes, when one is killed or the user interrupts."""
 
 import os
 import signal
@@ -13,14 +13,14 @@ from tests.fixtures.simulation_cases import synthetic_case
 CASES = [synthetic_case("fixed", jobs=1, seed=seed) for seed in (1, 2, 3)]
 
 
-def test_a_process_that_is_ended_is_told_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_worker_is_reported_with_the_number_of_missing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("services.simulator.run_case.simulate", lambda _: os._exit(1))
     with pytest.raises(WorkerLost, match=r"killed from outside .*-j 1 needs less.*: 3 of 3 runs are missing"):
         list(simulated(CASES, 2))
     assert WorkerLost.exit_code == 1
 
 
-def test_only_the_process_that_started_the_others_hears_of_an_interrupt(
+def test_only_the_parent_process_receives_an_interrupt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def blocked(case: Any) -> SimpleNamespace:

@@ -1,4 +1,4 @@
-"""`coadapt sensitivity`: what it runs, and what it says."""
+"""`coadapt sensitivity`: its runs and its results."""
 
 import json
 from functools import partial
@@ -14,7 +14,7 @@ from tests.fixtures.simulation_cases import TWO_JOBS, case_of
 
 
 @pytest.mark.parametrize("world", BASELINES)
-def test_every_sweep_has_one_point_at_which_all_is_as_by_default(world: str) -> None:
+def test_every_sweep_has_one_point_with_all_defaults(world: str) -> None:
     base = case_of(world)
     for sweep in sweeps(world).values():
         assert [point.changes for point in sweep.points if point.default] == [{}]
@@ -26,12 +26,12 @@ def test_every_sweep_has_one_point_at_which_all_is_as_by_default(world: str) -> 
 
 
 @pytest.mark.parametrize("world", BASELINES)
-def test_every_policy_of_every_sweep_can_be_had(world: str) -> None:
+def test_every_policy_of_every_sweep_exists(world: str) -> None:
     for member in members(chosen(world, ()), [case_of(world)]):
         make_policy(member.case.policy)
 
 
-def test_runs_at_the_default_point_are_made_once_for_all_sweeps() -> None:
+def test_sweeps_share_the_runs_of_the_default_point() -> None:
     runs = members(
         chosen("calibrated", ["round", "load"]), [case_of("calibrated", seed=seed) for seed in (1, 2)]
     )
@@ -40,13 +40,13 @@ def test_runs_at_the_default_point_are_made_once_for_all_sweeps() -> None:
     assert len(distinct(runs)) == (points - 1) * policies * seeds
 
 
-def test_how_dense_arrivals_are_is_varied_only_where_jobs_do_not_all_come_at_once() -> None:
+def test_the_load_sweep_skips_workloads_whose_jobs_arrive_together() -> None:
     one = case_of("calibrated")
     runs = members(chosen("calibrated", ["round", "load"]), [one], {one.label})
     assert {run.sweep for run in runs} == {"round"}
 
 
-def test_a_parameter_goes_to_the_policies_that_take_it_and_not_to_the_baseline() -> None:
+def test_only_the_parametrised_policies_get_the_parameters_of_a_point() -> None:
     runs = members(chosen("osdi21", ["power"]), [case_of("osdi21")])
     asked = {(run.point, run.policy): run.case.policy for run in runs}
     assert asked["0", "pollux"] == "pollux:power=0"
@@ -54,7 +54,7 @@ def test_a_parameter_goes_to_the_policies_that_take_it_and_not_to_the_baseline()
     assert asked["0", "tiresias"] == "tiresias"
 
 
-def test_an_unknown_sweep_is_refused_with_those_that_there_are() -> None:
+def test_an_unknown_sweep_is_refused_with_the_allowed_names() -> None:
     with pytest.raises(UserError, match="--sweep 'rounds': allowed with --world osdi21: round, restart"):
         chosen("osdi21", ["rounds"])
 
@@ -84,9 +84,7 @@ def test_one_sweep_over_a_file_in_the_calibrated_world(sensitivity, tmp_path: Pa
     }
 
 
-def test_workloads_whose_jobs_all_come_at_once_are_left_out_of_the_load_sweep(
-    sensitivity, tmp_path: Path
-) -> None:
+def test_the_load_sweep_reports_the_workloads_that_it_skips(sensitivity, tmp_path: Path) -> None:
     profiles, burst, two = (
         write_profiles(tmp_path / "profiles"),
         tmp_path / "burst.toml",
@@ -114,7 +112,7 @@ def test_workloads_whose_jobs_all_come_at_once_are_left_out_of_the_load_sweep(
         (("--world", "calibrated", "--requests", "odd"), "--requests 'odd': allowed: tuned, realistic"),
     ],
 )
-def test_what_cannot_be_is_refused(sensitivity, arguments: tuple[str, ...], problem: str) -> None:
+def test_an_invalid_option_is_refused(sensitivity, arguments: tuple[str, ...], problem: str) -> None:
     code, out, err = sensitivity(*arguments)
     assert (code, out) == (2, "")
     assert problem in err

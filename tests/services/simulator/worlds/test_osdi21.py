@@ -1,4 +1,4 @@
-"""The world of the OSDI'21 artifact, against what the artifact published."""
+"""The world of the OSDI'21 artifact, compared with the published results."""
 
 import json
 import math
@@ -54,7 +54,9 @@ def published(policy: str, load: str, workload: str) -> dict[str, object]:
     ("load", "workload"),
     [("1.0", workload) for workload in SIX] + [("2.0", f"workload-{number}") for number in range(1, 4)],
 )
-def test_every_job_takes_as_long_as_published_to_the_second(policy: str, load: str, workload: str) -> None:
+def test_every_completion_time_equals_the_published_one_to_the_second(
+    policy: str, load: str, workload: str
+) -> None:
     assert replay(load, workload, policy).jcts_s == published(policy, load, workload)["jcts_s"]
 
 
@@ -65,7 +67,7 @@ def pollux(workload: str) -> Result:
 
 @needs_data
 @pytest.mark.parametrize("workload", SIX)
-def test_pollux_comes_as_near_to_published_as_a_stochastic_search_allows(workload: str) -> None:
+def test_pollux_is_close_to_the_published_mean_of_each_workload(workload: str) -> None:
     result, figures = pollux(workload), published("pollux", "1.0", workload)
     assert result.mean_jct_s == pytest.approx(figures["mean_jct_s"], rel=0.03)
     assert set(result.jcts_s) == set(figures["jcts_s"])  # type: ignore[call-overload]
@@ -74,15 +76,15 @@ def test_pollux_comes_as_near_to_published_as_a_stochastic_search_allows(workloa
 
 
 @needs_data
-def test_over_all_workloads_pollux_is_within_a_hundredth_and_a_half_of_published() -> None:
+def test_the_mean_of_pollux_over_all_workloads_is_within_1_5_percent_of_the_published_one() -> None:
     ours = fmean(pollux(workload).mean_jct_s or math.nan for workload in SIX)
     theirs = fmean(float(str(published("pollux", "1.0", w)["mean_jct_s"])) for w in SIX)
     assert ours == pytest.approx(theirs, rel=0.015)
 
 
 @needs_data
-def test_what_a_policy_orders_is_split_as_the_artifact_splits_it() -> None:
-    """For all jobs of all workloads, and any replicas that the published policies could give."""
+def test_ordered_batch_sizes_are_split_as_in_the_artifact() -> None:
+    """For all jobs of all workloads, and all numbers of replicas that the published policies can give."""
     assert ARTIFACT is not None
     world = Osdi21World(ARTIFACT / "traces", adapts=False)
     for path in sorted(ARTIFACT.glob("workloads*/*.csv")):
@@ -97,7 +99,7 @@ def test_what_a_policy_orders_is_split_as_the_artifact_splits_it() -> None:
 
 
 @needs_data
-def test_jobs_that_span_nodes_and_share_one_are_slowed_down() -> None:
+def test_interference_slows_jobs_that_span_nodes_and_share_one() -> None:
     assert ARTIFACT is not None
     ends_s = []
     for interference in (0.0, 0.5):
@@ -116,7 +118,7 @@ def test_jobs_that_span_nodes_and_share_one_are_slowed_down() -> None:
 
 
 @needs_data
-def test_errors_are_in_what_policies_are_told_and_not_in_how_jobs_run() -> None:
+def test_perturbation_changes_what_policies_see_and_not_how_jobs_run() -> None:
     assert ARTIFACT is not None
     ends_s, profiles = [], []
     for errors in (Perturbation(), Perturbation(times=0.3, noise=2.0, seed=1)):
@@ -131,12 +133,12 @@ def test_errors_are_in_what_policies_are_told_and_not_in_how_jobs_run() -> None:
         ends_s.append(run.state.ended["a"].ended_s)
         profiles += world.profiles(("a",))
     assert ends_s[0] == ends_s[1]
-    true, told = profiles
+    true, seen = profiles
     assert true.statistics
-    assert told.statistics
-    assert told.statistics.var == 2.0 * true.statistics.var
-    assert 0.7 <= told.points[0].step_s / true.points[0].step_s <= 1.3
-    assert told.points[0].step_s != true.points[0].step_s
+    assert seen.statistics
+    assert seen.statistics.var == 2.0 * true.statistics.var
+    assert 0.7 <= seen.points[0].step_s / true.points[0].step_s <= 1.3
+    assert seen.points[0].step_s != true.points[0].step_s
 
 
 @needs_data
@@ -173,7 +175,7 @@ def test_errors_are_in_what_policies_are_told_and_not_in_how_jobs_run() -> None:
         ),
     ],
 )
-def test_traces_that_are_incomplete_are_refused_by_name(tmp_path: Path, broken, complaint: str) -> None:
+def test_the_error_names_the_file_that_is_broken_or_missing(tmp_path: Path, broken, complaint: str) -> None:
     assert ARTIFACT is not None
     for path in (ARTIFACT / "traces").rglob("*.csv"):
         copy = tmp_path / path.relative_to(ARTIFACT / "traces")
@@ -185,7 +187,7 @@ def test_traces_that_are_incomplete_are_refused_by_name(tmp_path: Path, broken, 
 
 
 @needs_data
-def test_more_slots_a_node_than_were_measured_are_refused() -> None:
+def test_more_slots_per_node_than_were_measured_are_refused() -> None:
     assert ARTIFACT is not None
     with pytest.raises(UserError, match="slots 5: allowed in osdi21: 1 to 4"):
         Osdi21World(ARTIFACT / "traces", adapts=False, slots=5)

@@ -1,4 +1,4 @@
-"""The synthetic world: what is drawn, what its simulation comes to, and jobs that are impossible in it."""
+"""The synthetic world: its jobs, their simulation, and impossible jobs."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from tests.fixtures.simulation_cases import synthetic_case, write_table
 from workloads.files.workload_file import Arrival, JobFields, check_spec, complete_spec
 
 
-def test_a_job_is_drawn_by_the_seed_and_its_name_alone() -> None:
+def test_a_job_depends_only_on_the_seed_and_its_name() -> None:
     assert draw_model("small", "a", 1) == draw_model("small", "a", 1)
     assert draw_model("small", "a", 1) != draw_model("small", "a", 2)
     assert draw_model("small", "a", 1) != draw_model("small", "b", 1)
@@ -26,7 +26,7 @@ def test_a_job_is_drawn_by_the_seed_and_its_name_alone() -> None:
 
 
 @pytest.mark.parametrize("slots", [1, 6, 4096])
-def test_generated_jobs_are_acceptable_on_any_cluster_and_come_in_order(slots: int) -> None:
+def test_generated_jobs_are_valid_on_any_cluster_and_arrive_in_order(slots: int) -> None:
     workload = generate(200, 3, slots)
     assert workload == generate(200, 3, slots)
     times_s = [row.at_s for row in workload.rows]
@@ -35,7 +35,7 @@ def test_generated_jobs_are_acceptable_on_any_cluster_and_come_in_order(slots: i
     assert {row.spec.application for row in workload.rows} == set(APPLICATIONS)
 
 
-def test_the_oracle_tells_when_a_job_will_have_ended() -> None:
+def test_the_oracle_predicts_the_end_of_a_job() -> None:
     world = SyntheticWorld(seed=5)
     fields = JobFields(application="medium", id="a", replicas=6, batch_size=192)
     spec = world.add_job(complete_spec(fields, APPLICATIONS, "a", 0))
@@ -55,7 +55,7 @@ def test_the_oracle_tells_when_a_job_will_have_ended() -> None:
 
 
 @pytest.mark.parametrize("policy", ["pollux", "srtf"])
-def test_same_seed_same_bytes_and_a_log_that_passes_the_audit(tmp_path: Path, policy: str) -> None:
+def test_the_same_seed_gives_the_same_log_which_passes_the_audit(tmp_path: Path, policy: str) -> None:
     logs = []
     for name in ("one", "two"):
         result = simulate(synthetic_case(policy, out=tmp_path / name))
@@ -71,7 +71,7 @@ def test_same_seed_same_bytes_and_a_log_that_passes_the_audit(tmp_path: Path, po
     assert audit(replay(log.records), log.fault).findings == ()
 
 
-def test_an_impossible_job_is_refused_with_the_reason_and_the_rest_go_on(tmp_path: Path) -> None:
+def test_an_impossible_job_is_refused_with_the_reason_and_the_others_run(tmp_path: Path) -> None:
     workload = write_table(
         tmp_path,
         "late,90000,small,1,128",
@@ -89,7 +89,7 @@ def test_an_impossible_job_is_refused_with_the_reason_and_the_rest_go_on(tmp_pat
     assert result.jcts_s["late"] < 90_000
 
 
-def test_every_policy_ends_every_job() -> None:
+def test_every_policy_completes_every_job() -> None:
     for name in ("fixed", "dynamic", "throughput", "coadapt", "tiresias:threshold_slot_s=7200", "optimus"):
         result = simulate(synthetic_case(name, jobs=6))
         assert len(result.jcts_s) == 6, name
