@@ -38,7 +38,7 @@ MAX_REPLICAS = 64
 REFIT_ERROR = 0.05
 """A configuration whose times the current model predicts within this relative error needs no new fit."""
 SPREAD = 0.3
-"""Standard deviation of the logarithm of a job's times around its family's; its noise: twice that."""
+"""Standard deviation of a job's log times around those of its family; for the log noise, twice as much."""
 MIN_NEEDED_FRACTION = 0.7
 """A job needs at least this fraction of the progress that it declares, and at most all of it."""
 UTILIZATION = 0.6
@@ -168,7 +168,10 @@ def draw_model(application: str, job_id: str, seed: int) -> SyntheticModel:
         own,
         alpha_c=own.alpha_c * compute,
         beta_c=own.beta_c * compute,
-        **{name: getattr(own, name) * network for name in ("alpha_n", "beta_n", "alpha_r", "beta_r")},
+        alpha_n=own.alpha_n * network,
+        beta_n=own.beta_n * network,
+        alpha_r=own.alpha_r * network,
+        beta_r=own.beta_r * network,
     )
     start, end = family.noise
     growth = [(end / start) ** (epoch / (EPOCHS - 1)) for epoch in range(EPOCHS)]

@@ -1,35 +1,20 @@
 """A calibration makes real trainings, repeats failed measurements, and finds unreadable profiles."""
 
-import re
 import pickle
+import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
 from common.config import AgentConfig, ApplicationsConfig, Config
-from common.protocol import (
-    CheckpointSaved,
-    Evaluated,
-    Event,
-    EventRecord,
-    GenerationStarted,
-    JobCompleted,
-    JobStateChanged,
-    ReplicaExited,
-    VerificationStarted,
-)
-from common.types import JobConfig, JobState
 from services.bench.agent_cluster import BenchError
-from services.calibration.calibrate import ATTEMPTS, Calibration, with_retries
-from services.calibration.calibration_plan import LifecycleTimes, PlannedTraining
+from services.calibration.calibrate import ATTEMPTS, Calibration, why_unreadable, with_retries
+from services.calibration.calibration_plan import PlannedTraining
 from services.calibration.finished_parts import FinishedParts
-from services.calibration.job_costs import read_lifecycles
 from tests.fixtures import quick_app
 from tests.fixtures.measurements import COSTS, GRID, curve_row
-from services.calibration.calibrate import why_unreadable
 from workloads.applications import applications
 
 DIGITS = applications()["digits-cnn"]

@@ -1,18 +1,14 @@
 """The plan of a calibration, and how it condenses measurements."""
 
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from common.lifecycle import UserError
 from common.protocol import TrainingSample
 from common.types import JobConfig
-from services.calibration.calibrate import why_unreadable
 from services.calibration.calibration_plan import (
     Curve,
-    LifecycleTimes,
     MeasuredPlacement,
     batch_configs,
     cost_table,
@@ -26,12 +22,9 @@ from services.calibration.calibration_plan import (
     total_batch_sizes,
     unmeasurable,
 )
-from services.calibration.finished_parts import FILE, FinishedParts
-from services.calibration.profile_files import read_former_machine, write_machine, write_profile
 from tests.fixtures.logs import sample as logged_sample
-from tests.fixtures.measurements import LIFECYCLE, curve_row, measured_point
+from tests.fixtures.measurements import curve_row
 from workloads.applications import applications
-from workloads.files.measured_profile import read_profiles
 
 DIGITS = applications()["digits-cnn"]
 CHAR_LM = applications()["char-lm"]

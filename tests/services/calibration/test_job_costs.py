@@ -1,14 +1,8 @@
 """Lifecycle times of real jobs, read from the log of a run."""
 
-import pickle
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
-from pathlib import Path
-
 import pytest
 from msgspec.structs import replace
 
-from common.config import AgentConfig, ApplicationsConfig, Config
 from common.protocol import (
     CheckpointSaved,
     Evaluated,
@@ -21,12 +15,8 @@ from common.protocol import (
     VerificationStarted,
 )
 from common.types import JobConfig, JobState
-from services.bench.agent_cluster import BenchError
-from services.calibration.calibrate import ATTEMPTS, Calibration, with_retries
-from services.calibration.calibration_plan import LifecycleTimes, PlannedTraining
-from services.calibration.finished_parts import FinishedParts
+from services.calibration.calibration_plan import LifecycleTimes
 from services.calibration.job_costs import read_lifecycles
-from tests.fixtures import quick_app
 
 
 def test_lifecycle_times_are_read_from_the_log_of_a_run():
