@@ -1,8 +1,8 @@
-"""Step and synchronisation times of real replicas, on a grid of placements and local batches.
+"""Step and synchronization times of real replicas, on a grid of placements and local batch sizes.
 
-The cluster is as configured, paced, and full: all slots that the measured job leaves free are busy with jobs
-of one replica, of all the applications in turn, since that is what an experiment's jobs meet. One job an
-application goes through the whole grid, resized in place.
+The cluster is as configured, paced, and full: jobs of one replica, of all applications in turn, keep every
+slot busy that the measured job leaves free, because that is what jobs meet in an experiment. One job per
+application goes through the whole grid and is resized in place.
 """
 
 import time
@@ -14,17 +14,17 @@ from common.config import Config
 from common.protocol import Evaluated, EventRecord, GenerationStarted, JobOrder, TrainingSample
 from common.types import ApplicationSpec, JobConfig, batch_config
 from services.bench.agent_cluster import AgentCluster, endless
-from services.calibration.calibration_plan import GridPoint, Placed, point
+from services.calibration.calibration_plan import GridPoint, MeasuredPlacement, grid_point
 
 NODES = ("node-1", "node-2")
 MIN_SAMPLES, MIN_STEPS = 3, 12
-"""Of a point, all of them timed."""
+"""Enough for a point, if all its steps are timed."""
 POINT_S = 8.0
-"""After which a point is what has been seen of it."""
+"""After this time a point is made of whatever has been observed."""
 
 
 class GridMeasurement:
-    """A context: a cluster for as long as grids are measured."""
+    """A context manager: a cluster on which grids are measured."""
 
     def __init__(self, config: Config, background: Sequence[ApplicationSpec]) -> None:
         self._background = background
@@ -32,7 +32,7 @@ class GridMeasurement:
         self._cluster = AgentCluster(
             NODES,
             self._slots,
-            self._hear,
+            self._observe,
             speed=config.agent.slot_speed,
             trainer=config.trainer,
         )
@@ -40,7 +40,7 @@ class GridMeasurement:
         self._windows: dict[int, list[tuple[TrainingSample, int]]] = defaultdict(list)
         self._evaluated: dict[str, int] = defaultdict(int)
         self._fillers: list[list[JobOrder]] = [[] for _ in NODES]
-        self._made = 0
+        self._jobs_made = 0
         self._job: JobOrder | None = None
         self._placement: tuple[int, ...] = ()
 
@@ -54,60 +54,60 @@ class GridMeasurement:
         self._cluster.__exit__(kind, error, trace)
 
     def begin(self, application: ApplicationSpec) -> None:
-        """A new job, of one replica with M0; what ran before has ended."""
+        """Start a new job with one replica and M0, and end everything that ran before."""
         self._cluster.clear()
-        self._made += 1
-        self._spec = endless(application, f"{application.name}-{self._made}")
+        self._jobs_made += 1
+        self._spec = endless(application, f"{application.name}-{self._jobs_made}")
         self._fillers = [[] for _ in NODES]
         self._placement = (1,) + (0,) * (len(NODES) - 1)
         self._place(self._placement, batch_config(self._spec.min_batch_size, 1, self._spec))
 
-    def measure(self, placement: tuple[int, ...], wanted: Sequence[JobConfig]) -> Placed:
-        """Several batches of the placement, on a cluster that is full."""
+    def measure(self, placement: tuple[int, ...], configs: Sequence[JobConfig]) -> MeasuredPlacement:
+        """Measure these configurations of a placement on a full cluster."""
         placement += (0,) * (len(NODES) - len(placement))
         former, self._placement = self._placement, placement
         self._fill(placement)
-        started = self._place(placement, wanted[0])
+        started = self._place(placement, configs[0])
         assert self._job is not None
-        for filler in self._jobs():
+        for filler in self._filler_orders():
             self._await_start(filler)
         self._windows[self._job.generation].clear()
-        points = [self._point(wanted[0])]
-        for config in wanted[1:]:
+        points = [self._point(configs[0])]
+        for config in configs[1:]:
             self._job = self._cluster.rebatched(self._job, config)
             self._publish()
             points.append(self._point(config))
         resized = started.state_from == "survivor" and placement != former
-        return Placed(points=tuple(points), resize_s=started.seconds_lost if resized else None)
+        return MeasuredPlacement(points=tuple(points), resize_s=started.seconds_lost if resized else None)
 
     # ------------------------------------------------------------------ orders
 
     def _fill(self, placement: tuple[int, ...]) -> None:
-        """A job of one replica for each slot that the placement leaves. It starts when the slot is free."""
+        """Order a job of one replica for each slot that the placement leaves. It starts once that is free."""
         for node, (fillers, count) in enumerate(zip(self._fillers, placement, strict=True)):
             while len(fillers) > self._slots - count:
                 fillers.pop()
             while len(fillers) < self._slots - count:
-                self._made += 1
-                application = self._background[self._made % len(self._background)]
-                spec = endless(application, f"filler-{self._made}")
+                self._jobs_made += 1
+                application = self._background[self._jobs_made % len(self._background)]
+                spec = endless(application, f"filler-{self._jobs_made}")
                 config = batch_config(application.initial_batch_size, 1, spec)
                 fillers.append(self._cluster.group(spec, [int(n == node) for n in range(len(NODES))], config))
 
     def _place(self, placement: tuple[int, ...], config: JobConfig) -> GenerationStarted:
-        """Returns when the first step in it has been made."""
+        """Order the placement, and wait until the job has made its first step in it."""
         self._job = self._cluster.group(self._spec, placement, config)
         self._publish()
         return self._await_start(self._job)
 
-    def _jobs(self) -> list[JobOrder]:
+    def _filler_orders(self) -> list[JobOrder]:
         return [order for fillers in self._fillers for order in fillers]
 
     def _publish(self) -> None:
         assert self._job is not None
-        self._cluster.publish(self._job, *self._jobs())
+        self._cluster.publish(self._job, *self._filler_orders())
 
-    # ------------------------------------------------------------------ what is heard
+    # ------------------------------------------------------------------ events
 
     def _await_start(self, order: JobOrder) -> GenerationStarted:
         self._cluster.until(lambda: order.generation in self._started, f"{order.spec.id} made no step")
@@ -125,9 +125,9 @@ class GridMeasurement:
             return time.monotonic() > end_s and any(sample.timed_steps for sample, _ in windows)
 
         self._cluster.until(enough, f"{self._spec.id} reported no step times", POINT_S)
-        return point(config, windows)
+        return grid_point(config, windows)
 
-    def _hear(self, record: EventRecord) -> None:
+    def _observe(self, record: EventRecord) -> None:
         event = record.event
         if isinstance(event, GenerationStarted):
             self._started[event.generation] = event

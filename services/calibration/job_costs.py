@@ -1,5 +1,5 @@
-"""What a real job's start and end cost, on a whole stack: from its slots to its first step, and from its
-target to its verified completion. All targets are easy, so that little but starts and ends is left."""
+"""How long the start and the end of a real job take on a whole stack: from its slots to its first step, and
+from its target to its verified completion. All jobs get easy targets, because only starts and ends matter."""
 
 import os
 import time
@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 import msgspec
 
 from common.config import Config
-from common.eventlog import read_events
+from common.eventlog import EVENTS_FILE, read_events
 from common.protocol import (
     CheckpointSaved,
     Evaluated,
@@ -25,24 +25,27 @@ from common.protocol import (
 )
 from common.types import ApplicationSpec, JobState
 from services.bench.agent_cluster import BenchError
-from services.calibration.calibration_plan import Life, easiest
+from services.calibration.calibration_plan import LifecycleTimes, easiest_target
 from services.launcher.client import Client
 from services.launcher.stack import Stack
 from workloads.files.workload_file import JobFields, complete_spec
 
-RUN_ID = "lives"
+RUN_ID = "lifecycles"
 POLL_S = 0.1
 JOBS_S = 180.0
-"""All of them have ended by then."""
+"""Timeout for all jobs together."""
 
 
-def measure(config: Config, applications: Sequence[ApplicationSpec], jobs: int) -> dict[str, list[Life]]:
-    """Of so many jobs of one replica, of the applications in turn, first come first served."""
+def measure_lifecycles(
+    config: Config, applications: Sequence[ApplicationSpec], jobs: int
+) -> dict[str, list[LifecycleTimes]]:
+    """Run `jobs` jobs of one replica, of the applications in turn, first come first served. Returns the times
+    of all jobs, by application. Raises BenchError if a job does not complete, and StackError."""
     replace = msgspec.structs.replace
     known = {application.name: application for application in applications}
     specs = [
         complete_spec(
-            JobFields(application=application.name, target=easiest(application)),
+            JobFields(application=application.name, target=easiest_target(application)),
             known,
             f"{application.name}-{number}",
             number,
@@ -67,15 +70,16 @@ def measure(config: Config, applications: Sequence[ApplicationSpec], jobs: int) 
             failed = [job for job in stack.jobs().jobs if job.state is not JobState.COMPLETED]
             if failed:
                 raise BenchError(f"{failed[0].id}: {failed[0].state}: {failed[0].reason}")
-        lives = read(read_events(Path(folder) / RUN_ID / "events.jsonl"))
-    by_application: dict[str, list[Life]] = {}
+        times = read_lifecycles(read_events(Path(folder) / RUN_ID / EVENTS_FILE))
+    by_application: dict[str, list[LifecycleTimes]] = {}
     for spec in specs:
-        by_application.setdefault(spec.application, []).append(lives[spec.id])
+        by_application.setdefault(spec.application, []).append(times[spec.id])
     return by_application
 
 
-def read(records: Iterable[EventRecord]) -> dict[str, Life]:
-    """Of every completed job of one replica. By the wall clock, since the events are of several processes."""
+def read_lifecycles(records: Iterable[EventRecord]) -> dict[str, LifecycleTimes]:
+    """The times of every completed job of one replica, by job. They are read from the wall clock, because the
+    events come from several processes."""
     seen: dict[tuple[str, str], float] = {}
     completed_s: dict[str, float] = {}
     for record in records:
@@ -89,10 +93,10 @@ def read(records: Iterable[EventRecord]) -> dict[str, Life]:
                 seen[event.job_id, "reached"] = t_s
             case CheckpointSaved(reason="final"):
                 seen[event.job_id, "saved"] = t_s
-            case ReplicaExited():  # the verifier does later, too
+            case ReplicaExited():  # the first is the replica, a later one the verifier
                 seen.setdefault((event.job_id, "exited"), t_s)
             case VerificationStarted():
-                seen[event.job_id, "verifies"] = t_s
+                seen[event.job_id, "verifying"] = t_s
             case JobCompleted():
                 completed_s[event.job_id] = t_s
 
@@ -100,11 +104,11 @@ def read(records: Iterable[EventRecord]) -> dict[str, Life]:
         return max(seen[job_id, end] - seen[job_id, start], 0.0)
 
     return {
-        job_id: Life(
+        job_id: LifecycleTimes(
             start_s=between(job_id, "ordered", "started"),
             save_s=between(job_id, "reached", "saved"),
             exit_s=between(job_id, "saved", "exited"),
-            verify_s=end_s - seen[job_id, "verifies"],
+            verify_s=end_s - seen[job_id, "verifying"],
         )
         for job_id, end_s in completed_s.items()
     }

@@ -61,11 +61,11 @@ def calibrate(
 
     Exit codes: 0 success; 2 bad input; 3 the machine is busy; 130 interrupted."""
     from common.lifecycle import signals_as_interrupt
-    from services.calibration.calibrate import run
+    from services.calibration.calibrate import run_calibration
     from workloads.files.measured_profile import PROFILES
 
     with signals_as_interrupt():
-        run(apps or [], out or PROFILES, seeds, busy_before, fresh=fresh)
+        run_calibration(apps or [], out or PROFILES, seeds, busy_before, fresh=fresh)
 
 
 @bench.command()

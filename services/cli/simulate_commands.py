@@ -151,7 +151,9 @@ def simulate(
     from msgspec.structs import replace
 
     from common.lifecycle import signals_as_interrupt
-    from services.simulator.cases import CLUSTERS, SimulationCase, check, claimed, every_policy, labels
+    from services.simulator.cases import CLUSTERS, SimulationCase, every_policy, labels
+    from services.simulator.output_folders import claimed
+    from services.simulator.run_case import check_cases
 
     if bool(workloads) == (jobs is not None):
         raise typer.BadParameter("give either --workload or --jobs, not both")
@@ -190,7 +192,7 @@ def simulate(
         for policy in every_policy(policies)
         for seed in dict.fromkeys(seeds or [0])
     ]
-    check(cases)
+    check_cases(cases)
     with signals_as_interrupt(), claimed(out, [case.run_id for case in cases]):
         results = list(simulated(cases, processes))
     if len(results) == 1:  # then wall and CPU time are those of the whole command

@@ -1,15 +1,14 @@
-"""The folder of an experiment: what of it is done, what was lost, and what a killed command left behind.
+"""The folder of an experiment: which runs are done, which were set aside, and what a killed command left.
 
 <experiment>/experiment.json            definition, settings, machine, versions, date
-             <set>-<policy>-<seed>/     a run: its log and workload.toml; done when run.json is there too
-             isolated/isolated-<application>-<replicas>/   a run of one job alone, likewise
-             lost/<run>-<attempt>/      runs that were noisy, failed or were interrupted, and repeated
+             <set>-<policy>-<seed>/     a run: its log and workload.toml; done once run.json is there too
+             isolated/isolated-<application>-<replicas>/   the same for a run of one job alone
+             lost/<run>-<attempt>/      runs that were noisy, failed or interrupted, and were set aside
 """
 
 import contextlib
 import fcntl
 import hashlib
-import os
 import platform
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +21,7 @@ import msgspec
 import psutil
 
 from common import __version__
+from common.atomic_write import write_atomically
 from common.config import PREFIX, Config
 from common.lifecycle import UserError
 from common.types import Struct
@@ -30,26 +30,26 @@ from services.experiment.plan import ISOLATED, Definition, PlannedRun
 from services.launcher.processes import stop_processes
 
 ROOT = Path(__file__).resolve().parents[2]
-"""Where our packages are, in a checkout or installed."""
+"""Where the packages of the project are, in a checkout or installed."""
 RUN_FILE = "run.json"
 EXPERIMENT_FILE = "experiment.json"
 WORKLOAD_FILE = "workload.toml"
 LOCK_FILE = ".experiment.lock"
 LOST = "lost"
 MEMORY_FILE = "memory.json"
-SAME = ("requests", "nodes", "timeout_s", "memory")
-"""Keys of the definition, and then sections of the configuration, that all runs of an experiment share."""
-SAME_SECTIONS = ("scheduler", "collector", "agent", "trainer", "applications")
-SAME_BOUNDS = ("foreign_cpu", "steal")
-"""Bounds of the guard by which a run is kept; for how long and for what it waits before a run may change."""
+FIXED_KEYS = ("requests", "nodes", "timeout_s", "memory")
+"""Keys of the definition that must be the same for all runs of an experiment."""
+FIXED_SECTIONS = ("scheduler", "collector", "agent", "trainer", "applications")
+"""Sections of the configuration that must be the same."""
+FIXED_BOUNDS = ("foreign_cpu", "steal")
+"""Bounds of the guard that decide which runs are kept. Those for the wait before a run may change."""
 CODE = ("common", "services", "workloads")
-"""Packages that runs are made by."""
+"""Packages whose code affects a run."""
 
 
 class RunRecord(Struct, frozen=True):
-    """`run.json`. What is not known of a run that was interrupted, or whose stack did not come up, is null.
-
-    `verified`: every job of the workload was completed and verified. `reason` says all that is wrong."""
+    """`run.json`. A value is null if it is unknown, because the run was interrupted or its stack did not come
+    up."""
 
     set: str
     requests: str
@@ -57,18 +57,20 @@ class RunRecord(Struct, frozen=True):
     seed: int
     attempt: int
     started: str | None = None
-    """ISO 8601, with the zone."""
+    """ISO 8601, with the time zone."""
     wall_s: float | None = None
-    """The whole run, the stack's start and stop included."""
+    """The whole run, including the start and stop of the stack."""
     load_before: float | None = None
     load_mean: float | None = None
     steal_fraction: float | None = None
     foreign_cpu_fraction: float | None = None
     peak_memory_bytes: int | None = None
     verified: bool = False
+    """Whether every job of the workload was completed and verified."""
     audit_clean: bool = False
     noisy: bool = False
     reason: str = ""
+    """Everything that is wrong with the run; empty: nothing."""
 
     @property
     def clean(self) -> bool:
@@ -84,7 +86,7 @@ class Folder:
         return self.path / (ISOLATED if run.alone else "") / run.name
 
     def records(self, runs: Sequence[PlannedRun]) -> dict[PlannedRun, RunRecord]:
-        """Of the runs that are done. Raises UserError for a record that cannot be read."""
+        """The records of the runs that are done. Raises UserError for a record that cannot be read."""
         found = {}
         for run in runs:
             file = self.of(run) / RUN_FILE
@@ -95,11 +97,11 @@ class Folder:
             except OSError as error:
                 raise UserError(f"{file}: cannot be read: {error.strerror}") from error
             except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                raise UserError(f"{file}: {error}; move its folder away, and it is repeated") from error
+                raise UserError(f"{file}: {error}; move its folder away to repeat the run") from error
         return found
 
     def attempt(self, run: PlannedRun) -> int:
-        """The number of the next one, from 1."""
+        """The number of the run's next attempt, from 1."""
         pattern = re.compile(re.escape(run.name) + r"-(\d+)")
         names = [path.name for path in (self.path / LOST).glob(f"{run.name}-*")]
         return 1 + max((int(match[1]) for name in names if (match := pattern.fullmatch(name))), default=0)
@@ -115,7 +117,7 @@ class Folder:
         )
 
     def lose(self, run: PlannedRun, record: RunRecord) -> Path:
-        """Put a run aside, so that it can be repeated."""
+        """Set a run aside in lost/, so that it can be repeated. Returns its new folder."""
         (self.path / LOST).mkdir(exist_ok=True)
         place = self.path / LOST / f"{run.name}-{record.attempt}"
         self.of(run).rename(place)
@@ -123,40 +125,42 @@ class Folder:
         return place
 
     def lose_halves(self, runs: Sequence[PlannedRun]) -> list[str]:
-        """Put aside what was interrupted of these; returns the names. Nobody else may be at work here."""
+        """Set the interrupted runs aside; returns their names. No other command may be using this folder."""
         names = []
         for run in runs:
             if self.of(run).exists() and not (self.of(run) / RUN_FILE).exists():
                 self.lose(run, self.record(run, self.attempt(run), reason="interrupted"))
                 names.append(run.name)
-            for place in (self.path / LOST).glob(f"{run.name}-*"):  # moved, and killed before it was recorded
+            # A command may have been killed after it moved the run and before it wrote the record.
+            for place in (self.path / LOST).glob(f"{run.name}-*"):
                 number = place.name.removeprefix(f"{run.name}-")
                 if number.isdecimal() and not (place / RUN_FILE).exists():
                     write_json(place / RUN_FILE, self.record(run, int(number), reason="interrupted"))
         return names
 
     def lose_unclean(self, runs: Sequence[PlannedRun]) -> None:
-        """Put aside what was kept though it was not clean."""
+        """Set aside the runs that were kept although they are not clean."""
         for run, record in self.records(runs).items():
             if not record.clean:
                 self.lose(run, record)
 
     def check_workloads(self, runs: Sequence[PlannedRun], texts: Mapping[tuple[str, int], str]) -> None:
-        """Raises UserError where one of these that is there had other jobs than its set has now: policies
-        can only be compared on the same jobs. Files by set and seed; a set without any is not checked."""
+        """Raises UserError if an existing run had other jobs than its set has now, because policies can only
+        be compared on the same jobs. `texts` are workload files by set and seed; other sets are not
+        checked."""
         for run in runs:
             file, text = self.of(run) / WORKLOAD_FILE, texts.get((run.set, run.seed))
             if text is not None and file.exists() and file.read_text(encoding="utf-8") != text:
                 raise UserError(
-                    f"{file}: the set has changed since, or the profiles; move {self.path} away, or give "
-                    "the definition another name"
+                    f"{file}: the set or the profiles have changed since this run; move {self.path} away, or "
+                    "give the definition another name"
                 )
 
     def settle(self, config: Config) -> None:
-        """Write down under what conditions the runs are made; `config` is the experiment's. Raises UserError
-        where those that are there were made under others: they could not be compared."""
+        """Write the conditions of the runs to experiment.json; `config` is the experiment's. Raises UserError
+        if the existing runs were made under other conditions, because they could not be compared."""
         file = self.path / EXPERIMENT_FILE
-        now = conditions(self.definition, config)
+        now = run_conditions(self.definition, config)
         date = datetime.now().astimezone().isoformat(timespec="seconds")
         try:
             former = msgspec.json.decode(file.read_bytes())
@@ -172,13 +176,13 @@ class Folder:
             TypeError,
             AttributeError,
         ) as error:
-            raise UserError(f"{file}: not what an experiment writes: {error!r}") from error
+            raise UserError(f"{file}: was not written by an experiment: {error!r}") from error
         if differences:
             raise UserError(
                 f"{self.path}: its runs were made under other conditions: {'; '.join(differences)}; "
                 "move the folder away, or give the definition another name"
             )
-        whole = {
+        content = {
             "name": self.definition.name,
             "date": date,
             "machine": now["machine"],
@@ -186,25 +190,25 @@ class Folder:
             "definition": msgspec.to_builtins(self.definition),
             "conditions": now,
         }
-        write_json(file, whole)
+        write_json(file, content)
 
     @contextlib.contextmanager
     def claimed(self) -> Iterator[None]:
-        """Within the block no other command works in the folder. Raises UserError where one does."""
+        """Within the block no other command can use the folder. Raises UserError if one does."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / LOCK_FILE).open("wb")
         except OSError as error:
             raise UserError(f"{self.path}: cannot be used: {error.strerror}") from error
         with lock:
-            try:  # the system unlocks what a process held, however it ended: no claim outlives its owner
+            try:  # the system releases the lock of a process however it ends: no claim outlives its owner
                 fcntl.lockf(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as error:
                 raise UserError(f"{self.path}: another command is at work on this experiment") from error
             yield
 
     def leftovers(self) -> list[psutil.Process]:
-        """Living processes of stacks that write here."""
+        """Running processes of stacks that write into this folder."""
         places = str(self.path), str(self.path / ISOLATED)
         found = []
         for process in psutil.process_iter():
@@ -216,7 +220,8 @@ class Folder:
         return found
 
     def end_leftovers(self) -> int:
-        """End what a killed command has left running here; returns how many processes that were."""
+        """End the processes that a killed command has left running; returns their number. Raises UserError if
+        some cannot be ended."""
         count = len(self.leftovers())
         stop_processes(self.leftovers)
         if left := self.leftovers():
@@ -225,16 +230,16 @@ class Folder:
         return count
 
 
-def conditions(definition: Definition, config: Config) -> dict[str, Any]:
-    """What all runs of an experiment have in common, as JSON has it."""
+def run_conditions(definition: Definition, config: Config) -> dict[str, Any]:
+    """What all runs of an experiment must have in common, as plain JSON values."""
     sections, defined = (msgspec.json.decode(msgspec.json.encode(part)) for part in (config, definition))
     for section, key in (("scheduler", "policy"), ("collector", "memory"), ("collector", "memory_file")):
         del sections[section][key]  # each run has its own
     return {
-        **{key: defined[key] for key in SAME},
-        **{section: sections[section] for section in SAME_SECTIONS},
-        "guard": {key: getattr(definition.guard, key) for key in SAME_BOUNDS},
-        "machine": machine(),
+        **{key: defined[key] for key in FIXED_KEYS},
+        **{section: sections[section] for section in FIXED_SECTIONS},
+        "guard": {key: getattr(definition.guard, key) for key in FIXED_BOUNDS},
+        "machine": _machine(),
         "code": code_digest(),
         "versions": {
             "coadapt": __version__,
@@ -245,7 +250,7 @@ def conditions(definition: Definition, config: Config) -> dict[str, Any]:
 
 
 def code_digest(root: Path = ROOT) -> str:
-    """Tells programs apart that have the same version: from the names and contents of their files."""
+    """A digest of the names and contents of the code files: it distinguishes programs of the same version."""
     digest = hashlib.sha256()
     files = (path for package in CODE for path in (root / package).rglob("*.py") if path.is_file())
     for name, path in sorted((path.relative_to(root).as_posix(), path) for path in files):
@@ -254,7 +259,7 @@ def code_digest(root: Path = ROOT) -> str:
     return f"sha256:{digest.hexdigest()[:16]}"
 
 
-def machine() -> dict[str, Any]:
+def _machine() -> dict[str, Any]:
     return {
         "processor": processor(),
         "cores": psutil.cpu_count(),
@@ -275,10 +280,4 @@ def _differences(former: dict[str, Any], now: dict[str, Any], where: str = "") -
 
 
 def write_json(file: Path, value: object) -> None:
-    """Whole or not at all, and on the disk."""
-    draft = file.with_name(f".{file.name}.draft")
-    with draft.open("wb") as stream:
-        stream.write(msgspec.json.format(msgspec.json.encode(value)) + b"\n")
-        stream.flush()
-        os.fsync(stream.fileno())
-    draft.replace(file)
+    write_atomically(file, msgspec.json.format(msgspec.json.encode(value)) + b"\n")

@@ -1,4 +1,4 @@
-"""Where runs are carried out: a backend of joblib, its own or one that is registered with it."""
+"""Runs through a backend of joblib, one of its own or one that is registered with it."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,7 +10,7 @@ from services.experiment.runner import RunOutcome, RunTask, perform
 
 
 def check_engine(name: str) -> None:
-    """Raises UserError for one that joblib does not know, or that is not installed."""
+    """Raises UserError for a backend that joblib does not know, or that is not installed."""
     if name not in (allowed := sorted({*parallel.BACKENDS, *parallel.EXTERNAL_BACKENDS})):
         raise UserError(f"--engine {name!r}: allowed: {', '.join(allowed)}")
     try:
@@ -20,11 +20,12 @@ def check_engine(name: str) -> None:
 
 
 def outcomes(tasks: Sequence[RunTask], engine: str, count: int) -> Iterator[RunOutcome]:
-    """In the order of the tasks; `count` at once, and the next ones when all of these are done."""
+    """Outcomes in the order of the tasks. `count` tasks run in parallel; the next ones start when all of them
+    are done."""
     work = Parallel(n_jobs=count, backend=engine)
     try:
         for first in range(0, len(tasks), count):
             yield from work(delayed(perform)(task) for task in tasks[first : first + count])
     finally:
-        if engine == "loky" and count > 1:  # else its processes wait for more to do
+        if engine == "loky" and count > 1:  # otherwise idle processes stay
             get_reusable_executor().shutdown(kill_workers=True)

@@ -1,6 +1,7 @@
-"""One run of an experiment, from a watch of the machine to its record, repeated where it went wrong.
+"""One run of an experiment: wait for a quiet machine, run the jobs, write the record, repeat if it went
+wrong.
 
-It may be called in another process than the command's, and on another machine with the same files.
+It may run in another process than the command, and on another machine with the same files.
 """
 
 import os
@@ -38,20 +39,24 @@ from services.scheduler.policies.registry import UnknownPolicy, make_live_policy
 
 
 class _CommandGone(BaseException):
-    """Nobody waits for the run any more."""
+    """The command that waits for the run no longer exists."""
 
 
 class RunTask(Struct, frozen=True):
-    """A run to do. `workload` is the text of its file, `config` the experiment's, `command` the process that
-    asks for it, and `code` the digest of the code that it runs."""
+    """A run to do."""
 
     run: PlannedRun
     workload: str
+    """The text of the workload file."""
     folder: str
+    """The experiment's folder."""
     definition: Definition
     config: Config
+    """The experiment's configuration."""
     command: int
+    """Process id of the command that waits for the run."""
     code: str
+    """The digest of the code that the command runs."""
 
 
 class RunOutcome(Struct, frozen=True):
@@ -61,7 +66,7 @@ class RunOutcome(Struct, frozen=True):
 
 
 def check_policies(names: Iterable[str]) -> None:
-    """Raises UserError for one that real jobs cannot be scheduled by."""
+    """Raises UserError for a policy that cannot schedule real jobs."""
     for name in names:
         try:
             make_live_policy(name)
@@ -70,30 +75,30 @@ def check_policies(names: Iterable[str]) -> None:
 
 
 def check_cluster(definition: Definition) -> None:
-    """Raises UserError where the stack has not as many nodes as the experiment wants."""
+    """Raises UserError if the stack does not have the number of nodes that the experiment needs."""
     procfile = current_procfile()
     if definition.nodes != (nodes := len(procfile.nodes)):
         raise UserError(f"nodes {definition.nodes}: allowed: {nodes}, the agents of {procfile.source}")
 
 
 def perform(task: RunTask) -> RunOutcome:
-    """Do the run, at most `attempts` times. Raises Busy where the machine is, StackError where the stack does
-    not come up, even in the last attempt, and UserError where the code is no longer the command's."""
+    """Do the run, in at most `attempts` attempts. Raises MachineBusy, StackError if the stack does not come
+    up in the last attempt either, and UserError if the code has changed since the command started."""
     try:
         return _perform(task)
-    except _CommandGone:  # an engine's process, and so is what else would wait for more work in it
+    except _CommandGone:  # this process belongs to an engine: nothing else in it has work to do
         os._exit(EXIT_FAILED)
 
 
 def _perform(task: RunTask) -> RunOutcome:
     folder = Folder(Path(task.folder), task.definition)
     bounds = task.definition.guard
-    tell = _tell(task.run)
+    report = _reporter(task.run)
     check = _command_check(task.command)
     for left in reversed(range(task.definition.attempts)):
-        if problem := wait_until_quiet(bounds, tell, bounds.wait_s):
+        if problem := wait_until_quiet(bounds, report, bounds.wait_s):
             raise MachineBusy(
-                f"{task.run.name}: the machine is busy: {problem}; the same command goes on from here"
+                f"{task.run.name}: the machine is busy: {problem}; the same command continues from here"
             )
         check()
         start_s = time.monotonic()
@@ -109,22 +114,22 @@ def _perform(task: RunTask) -> RunOutcome:
             if not left:
                 raise
         else:
-            if code_digest() != task.code:  # each stack loads it anew
+            if code_digest() != task.code:  # each stack loads the code again
                 raise UserError(
-                    f"{task.run.name}: the code of coadapt was changed while the experiment went on: the run "
-                    "does not count; with the former code the same command goes on"
+                    f"{task.run.name}: the code of coadapt was changed during the experiment: the run does "
+                    "not count; the same command continues with the former code"
                 )
             record = structs.replace(record, wall_s=time.monotonic() - start_s, **values)
             if record.clean or not left:
                 write_json(folder.of(task.run) / RUN_FILE, record)
                 return RunOutcome(run=task.run, record=record, mean_jct_s=mean_jct_s)
             folder.lose(task.run, record)
-        tell(f"attempt {attempt} is put aside in lost/, {left} left: {record.reason}")
+        report(f"attempt {attempt} is set aside in lost/, {left} left: {record.reason}")
     raise AssertionError("a definition has at least one attempt")
 
 
 def _configured(task: RunTask) -> Config:
-    """The configuration of the run: its own folder, policy, and memory."""
+    """The configuration of the run, with its own folder, policy and memory."""
     config, run = task.config, task.run
     place = Folder(Path(task.folder), task.definition).of(run)
     return structs.replace(
@@ -142,7 +147,8 @@ def _configured(task: RunTask) -> Config:
 
 
 def _attempt(task: RunTask, check: Callable[[], None]) -> tuple[dict[str, object], float | None]:
-    """What is to be recorded, and the mean JCT. Raises StackError where the stack does not come up."""
+    """Returns the values for the record, and the mean JCT. Raises StackError if the stack does not come
+    up."""
     stack = Stack(_configured(task), os.environ)
     (stack.run_dir / WORKLOAD_FILE).write_text(task.workload, encoding="utf-8")
     meter = Meter(stack.processes)
@@ -168,7 +174,7 @@ def _attempt(task: RunTask, check: Callable[[], None]) -> tuple[dict[str, object
 
 
 def _train(task: RunTask, stack: Stack, meter: Meter, check: Callable[[], None]) -> list[str]:
-    """Submit the jobs in their time and wait for their end; returns what went wrong."""
+    """Submit the jobs at their times and wait until they end; returns what went wrong."""
     read = workload_reader(stack.config, stack.run_dir / WORKLOAD_FILE, {})
 
     def show(table: JobTable) -> None:
@@ -184,15 +190,15 @@ def _train(task: RunTask, stack: Stack, meter: Meter, check: Callable[[], None])
 
 
 def _command_check(command: int) -> Callable[[], None]:
-    """What raises _CommandGone when the command has started this process, and is no longer there."""
-    started_by_it = os.getppid() == command
+    """A function that raises _CommandGone if the command started this process and no longer exists."""
+    started_by_command = os.getppid() == command
 
     def check() -> None:
-        if started_by_it and os.getppid() != command:
+        if started_by_command and os.getppid() != command:
             raise _CommandGone
 
     return check
 
 
-def _tell(run: PlannedRun) -> Callable[[str], None]:
+def _reporter(run: PlannedRun) -> Callable[[str], None]:
     return lambda text: print(f"{run.name}: {text}", file=sys.stderr, flush=True)

@@ -1,20 +1,20 @@
-"""The virtual clock around the scheduler's core: it gives the core its inputs, and a world its orders.
+"""The simulator: a virtual clock around the scheduler's core.
 
-A heap holds what is to come, by time: arrivals, and what the world says will happen. Between two of them
-nothing changes, so the clock jumps. The real clock is read only to measure decisions, and goes into no log.
+A heap holds the upcoming arrivals and world events, ordered by time. The clock jumps from one to the next,
+because nothing changes in between. The core gets its inputs, the world gets the core's orders. The real clock
+is read only to measure decisions, and its readings go into no log.
 """
 
 import heapq
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import count
 
 from common import __version__
 from common.protocol import (
     CoreInput,
     Event,
-    EventRecord,
     Fact,
     JobRefused,
     Profiles,
@@ -29,28 +29,17 @@ from common.protocol import (
 from common.types import JobSpec, Node
 from services.scheduler.commands import Emit, SendOrders, WantRound
 from services.scheduler.core import CoreSettings, SchedulerCore
-from services.scheduler.decisions import unchanged_because
 from services.scheduler.policies.interface import Policy
 from services.scheduler.state import State, orders_of
-from services.simulator.worlds.interface import COLLECTOR, Happening, World
+from services.simulator.event_recorder import INCARNATION, SCHEDULER, EventRecorder, Log
+from services.simulator.stall_detector import StallDetector
+from services.simulator.worlds.interface import World, WorldEvent
 from workloads.files.workload_file import Arrival
-
-SCHEDULER = "scheduler"
-INCARNATION = "simulated"
-STALLED_ROUNDS = 1000
-STALLED_RESTARTS = 10
-"""So many rounds in a row, and seconds as of so many restarts and starts, in which no job gets on: they never
-will. Nor when there are so many rounds at one instant."""
-MAX_ROUNDS = 1_000_000
-MAX_NAMED = 10
-"""So many of the jobs of a run that is given up are named."""
-Log = Callable[[Sequence[EventRecord]], object]
-"""Takes the records of a run, in order."""
 
 
 @dataclass(frozen=True)
-class Plan:
-    """What is simulated, but for the world and the policy."""
+class SimulationPlan:
+    """A run, apart from its world and policy."""
 
     run_id: str
     workload: str
@@ -62,30 +51,32 @@ class Plan:
 
 @dataclass
 class SimulatedRun:
-    """What came of it: the core's last state, and each decision's cost in seconds of this process."""
+    """The outcome: the core's last state, and what was counted on the way."""
 
     state: State
     decisions_s: list[float] = field(default_factory=list)
-    decided: list[tuple[float, float]] = field(default_factory=list)
-    """Value and bound of each decision that has them."""
-    undecided: list[str] = field(default_factory=list)
-    """Why, of each round in which the policy gave no valid decision."""
+    """What each decision took, by the clock of the simulation."""
+    values_and_bounds: list[tuple[float, float]] = field(default_factory=list)
+    """Of each decision that has them."""
+    invalid_decisions: list[str] = field(default_factory=list)
+    """The reason, for each round in which the policy gave no valid decision."""
     refused: dict[str, str] = field(default_factory=dict)
+    """The reason, by job."""
     stalled: str = ""
+    """Why the run was given up; empty if it was not."""
 
 
 class Simulation:
-    """One run. `clock` measures decisions; without a `log` no records are made."""
+    """One run. `clock` measures decisions; `log` takes the records of the run, if any are wanted."""
 
     def __init__(
         self,
-        plan: Plan,
+        plan: SimulationPlan,
         world: World,
         policy: Policy,
         clock: Callable[[], float],
         log: Log | None = None,
     ) -> None:
-        self.plan, self.world, self.clock, self.log = plan, world, clock, log
         settings = CoreSettings(
             seed=plan.seed,
             restart_penalty_s=world.restart_s,
@@ -93,182 +84,140 @@ class Simulation:
             leave_timeout_s=math.inf,
             accumulates_alone=world.accumulates_alone,
         )
-        self.core = SchedulerCore(policy, world.applications, settings, world.oracle)
-        self.unchanged_because = unchanged_because(policy.name)
-        self.run_so_far = SimulatedRun(State(run_id=plan.run_id))
-        self.now_s = 0.0
-        self.to_come: list[tuple[float, int, JobSpec | Happening]] = []
-        self.order = count()
-        self.round_wanted = ""
-        self.reports = dict.fromkeys((node.name for node in plan.nodes), 0)
-        self.numbers: dict[str, int] = {}
-        self.records: list[EventRecord] = []
-        self.mark: tuple[int, float] = (-1, 0.0)
-        self.idle_rounds = 0
-        self.idle_since_s = 0.0
-        self.instant_s = -math.inf
-        self.instant_rounds = 0
+        self._plan, self._world, self._clock = plan, world, clock
+        self._core = SchedulerCore(policy, world.applications, settings, world.oracle)
+        self._run = SimulatedRun(State(run_id=plan.run_id))
+        self._recorder = EventRecorder(plan.run_id, log)
+        self._stall_detector = StallDetector(world)
+        self._now_s = 0.0
+        self._rounds = 0
+        """Intervals that have passed."""
+        self._requested_round = ""
+        """What asks for a round before the interval ends; empty if nothing does."""
+        self._upcoming: list[tuple[float, int, JobSpec | WorldEvent]] = []
+        self._order = count()
+        self._reports = dict.fromkeys((node.name for node in plan.nodes), 0)
 
     def run(self) -> SimulatedRun:
-        plan = self.plan
-        self.publish(
-            SCHEDULER,
-            RunStarted(
-                policy=self.core.policy.name,
-                workload=plan.workload,
-                seed=plan.seed,
-                round_s=plan.round_s,
-                version=__version__,
-            ),
+        self._start()
+        while self._run.state.jobs or self._upcoming:
+            self._advance()
+            if self._run.stalled:
+                break
+        self._end()
+        return self._run
+
+    def _start(self) -> None:
+        plan = self._plan
+        started = RunStarted(
+            policy=self._core.policy.name,
+            workload=plan.workload,
+            seed=plan.seed,
+            round_s=plan.round_s,
+            version=__version__,
         )
-        # Each asks that orders be sent to all: once is enough, and many nodes would take quadratic time.
-        asked = [self.act(RegisterAgent(node=node, incarnation=INCARNATION)) for node in plan.nodes]
-        if any(asked):
-            self.send_orders()
+        self._record(started)
+        # Every registration asks for orders to all nodes. Sending them once keeps large clusters fast.
+        wants_orders = [self._step(RegisterAgent(node=node, incarnation=INCARNATION)) for node in plan.nodes]
+        if any(wants_orders):
+            self._send_orders()
         for arrival in plan.arrivals:
-            self.expect(arrival.at_s, arrival.spec)
-        self.round_wanted = ""
-        rounds = 0
-        while not self.run_so_far.stalled and (self.state.jobs or self.to_come):
-            if not self.state.jobs:  # nothing to decide before somebody comes
-                rounds = max(rounds, math.ceil(self.to_come[0][0] / plan.round_s) - 1)
-            round_s = (rounds + 1) * plan.round_s
-            first_s = self.to_come[0][0] if self.to_come else math.inf
-            reached_s, happened = self.world.advance(
-                min(round_s, first_s) if self.world.event_driven else round_s
-            )
-            for happening in happened:
-                self.expect(happening.t_s, happening)
-            while self.to_come and self.to_come[0][0] <= reached_s:
-                self.take(*heapq.heappop(self.to_come))
-            self.now_s = reached_s
-            if reached_s >= round_s:
-                rounds += 1
-                self.decide(self.round_wanted or "interval")
-            elif self.round_wanted:
-                self.decide(self.round_wanted)
-        self.publish(
-            SCHEDULER,
-            RunEnded(reason=self.run_so_far.stalled or "every job has ended", active=tuple(self.state.jobs)),
-        )
-        self.write()
-        return self.run_so_far
+            self._push(arrival.at_s, arrival.spec)
+        self._requested_round = ""
 
-    @property
-    def state(self) -> State:
-        return self.run_so_far.state
+    def _advance(self) -> None:
+        """Jump to the next event or round, and handle all that is due."""
+        round_s, next_s = self._next_round_s(), self._upcoming[0][0] if self._upcoming else math.inf
+        until_s = min(round_s, next_s) if self._world.event_driven else round_s
+        reached_s, events = self._world.advance(until_s)
+        self._push_events(events)
+        while self._upcoming and self._upcoming[0][0] <= reached_s:
+            self._now_s, _, due = heapq.heappop(self._upcoming)
+            self._handle(due)
+        self._now_s = reached_s
+        if reached_s >= round_s:
+            self._rounds += 1
+            self._decide(self._requested_round or "interval")
+        elif self._requested_round:
+            self._decide(self._requested_round)
 
-    def expect(self, t_s: float, what: JobSpec | Happening) -> None:
-        heapq.heappush(self.to_come, (t_s, next(self.order), what))
+    def _next_round_s(self) -> float:
+        if not self._run.state.jobs:  # an idle cluster skips the rounds before the next arrival
+            idle_rounds = math.ceil(self._upcoming[0][0] / self._plan.round_s) - 1
+            self._rounds = max(self._rounds, idle_rounds)
+        return (self._rounds + 1) * self._plan.round_s
 
-    def take(self, t_s: float, number: int, what: JobSpec | Happening) -> None:
-        self.now_s = t_s
-        if isinstance(what, JobSpec):
-            self.feed(SubmitJob(spec=what))
-        elif isinstance(what.what, Fact):
-            self.reports[what.source] += 1
-            self.feed(
-                Report(
-                    node=what.source,
-                    incarnation=INCARNATION,
-                    number=self.reports[what.source],
-                    facts=(what.what,),
-                )
-            )
+    def _handle(self, due: JobSpec | WorldEvent) -> None:
+        if isinstance(due, JobSpec):
+            self._feed(SubmitJob(spec=due))
+        elif isinstance(due.content, Fact):
+            node = due.source
+            self._reports[node] += 1
+            number = self._reports[node]
+            self._feed(Report(node=node, incarnation=INCARNATION, number=number, facts=(due.content,)))
         else:
-            self.publish(what.source, what.what)
+            self._record(due.content, due.source)
 
-    def decide(self, trigger: str) -> None:
-        self.round_wanted = ""
-        if profiles := self.world.profiles(tuple(self.state.jobs)):
-            self.feed(Profiles(profiles=profiles))
-        self.feed(RoundDue(trigger=trigger))
-        self._watch()
-        self.write()
+    def _decide(self, trigger: str) -> None:
+        self._requested_round = ""
+        if profiles := self._world.profiles(tuple(self._run.state.jobs)):
+            self._feed(Profiles(profiles=profiles))
+        self._feed(RoundDue(trigger=trigger))
+        self._run.stalled = self._stall_detector.problem(self._run.state, self._now_s)
+        self._recorder.flush()
 
-    def _watch(self) -> None:
-        """Give a run up in which no job gets on."""
-        state = self.state
-        mark = (len(state.ended), sum(profile.progress for profile in state.profiles.values()))
-        if mark != self.mark:
-            self.mark, self.idle_rounds, self.idle_since_s = mark, 0, self.now_s
-        self.idle_rounds += 1
-        if self.now_s != self.instant_s:
-            self.instant_s, self.instant_rounds = self.now_s, 0
-        self.instant_rounds += 1
-        idle_s = self.now_s - self.idle_since_s
-        if self.idle_rounds > STALLED_ROUNDS and idle_s > self._stalled_s():
-            problem = f"no job got on for {idle_s:g} s"
-        elif self.instant_rounds > STALLED_ROUNDS:
-            problem = f"there were more than {STALLED_ROUNDS} rounds at this instant"
-        elif state.rounds >= MAX_ROUNDS:
-            problem = f"there were {MAX_ROUNDS} rounds"
-        else:
-            return
-        some = islice(state.jobs.values(), MAX_NAMED)
-        waiting = "; ".join(f"{job.spec.id} ({job.state}): {job.reason}" for job in some)
-        more = f"; and {len(state.jobs) - MAX_NAMED} more" if len(state.jobs) > MAX_NAMED else ""
-        self.run_so_far.stalled = f"given up at {self.now_s:g} s, when {problem}: {waiting}{more}"
+    def _end(self) -> None:
+        reason = self._run.stalled or "every job has ended"
+        self._record(RunEnded(reason=reason, active=tuple(self._run.state.jobs)))
+        self._recorder.flush()
 
-    def _stalled_s(self) -> float:
-        """No job need get on for so long: with short rounds that is many of them."""
-        fixed_s = max((self.world.fixed_s(job.spec) for job in self.state.jobs.values()), default=0.0)
-        return STALLED_RESTARTS * (self.world.restart_s + fixed_s)
+    # ------------------------------------------------------------------ core and world
 
-    def feed(self, given: CoreInput) -> None:
-        """Let the core act on an input at the present time, and the world on the orders that it sends."""
-        if self.act(given):
-            self.send_orders()
+    def _feed(self, given: CoreInput) -> None:
+        """Give the core an input, and the world the orders that follow from it."""
+        if self._step(given):
+            self._send_orders()
 
-    def act(self, given: CoreInput) -> bool:
-        """Carry out what the core commands, but for orders: whether there are any to be sent."""
-        start_s = self.clock()
-        self.run_so_far.state, commands = self.core.step(self.state, given, self.now_s)
-        took_s = self.clock() - start_s
-        send = False
+    def _step(self, given: CoreInput) -> bool:
+        """Give the core an input and carry out its commands. Returns whether orders must be sent."""
+        start_s = self._clock()
+        self._run.state, commands = self._core.step(self._run.state, given, self._now_s)
+        took_s = self._clock() - start_s
+        wants_orders = False
         for command in commands:
             match command:
                 case Emit(event):
-                    if isinstance(event, RoundDecided):
-                        self.run_so_far.decisions_s.append(took_s)
-                        why = next(iter(event.reasons.values()))
-                        if why.startswith(self.unchanged_because):
-                            self.run_so_far.undecided.append(why)
-                        if event.value is not None and event.bound is not None:
-                            self.run_so_far.decided.append((event.value, event.bound))
-                    elif isinstance(event, JobRefused):
-                        self.run_so_far.refused[event.job_id] = event.reason
-                    self.publish(SCHEDULER, event)
+                    self._count(event, took_s)
+                    self._record(event)
                 case WantRound(trigger):
-                    self.round_wanted = trigger if self.world.event_driven else ""
+                    self._requested_round = trigger if self._world.event_driven else ""
                 case SendOrders():
-                    send = True
+                    wants_orders = True
                 case _:
-                    pass
-        return send
+                    pass  # replies to requests: nobody waits for them here
+        return wants_orders
 
-    def send_orders(self) -> None:
-        for happening in self.world.apply(orders_of(self.state), self.now_s):
-            self.expect(happening.t_s, happening)
+    def _count(self, event: Event, took_s: float) -> None:
+        run = self._run
+        if isinstance(event, RoundDecided):
+            run.decisions_s.append(took_s)
+            reason = next(iter(event.reasons.values()))
+            if reason.startswith(unchanged_because(self._core.policy.name)):
+                run.invalid_decisions.append(reason)
+            if event.value is not None and event.bound is not None:
+                run.values_and_bounds.append((event.value, event.bound))
+        elif isinstance(event, JobRefused):
+            run.refused[event.job_id] = event.reason
 
-    def publish(self, source: str, event: Event) -> None:
-        if self.log is None:
-            return
-        source = source if source in (SCHEDULER, COLLECTOR) else f"agent-{source}"
-        self.numbers[source] = self.numbers.get(source, 0) + 1
-        self.records.append(
-            EventRecord(
-                run_id=self.plan.run_id,
-                source=source,
-                incarnation=INCARNATION,
-                seq=self.numbers[source],
-                t_s=self.now_s,
-                wall_s=self.now_s,
-                event=event,
-            )
-        )
+    def _send_orders(self) -> None:
+        self._push_events(self._world.apply(orders_of(self._run.state), self._now_s))
 
-    def write(self) -> None:
-        if self.log is not None and self.records:
-            self.log(self.records)
-            self.records = []
+    def _push_events(self, events: Iterable[WorldEvent]) -> None:
+        for event in events:
+            self._push(event.t_s, event)
+
+    def _push(self, t_s: float, item: JobSpec | WorldEvent) -> None:
+        heapq.heappush(self._upcoming, (t_s, next(self._order), item))
+
+    def _record(self, event: Event, source: str = SCHEDULER) -> None:
+        self._recorder.add(self._now_s, source, event)

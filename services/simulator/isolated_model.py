@@ -1,5 +1,4 @@
-"""Isolated times for rho from the calibrated model: the same job, alone on its share, simulated from the
-measured profile of its application."""
+"""Isolated times for the rho of real runs: each job is simulated alone in the calibrated world."""
 
 import math
 import os
@@ -21,23 +20,24 @@ from workloads.files.measured_profile import PROFILES, MeasuredProfile, read_mac
 
 
 class Unprofiled(UserError):
-    """A run has jobs of an application without a profile, or slots of another speed than profiles are of."""
+    """A run has jobs without a profile, or slots of another speed than the profiles."""
 
 
 class IsolatedModel:
-    """Called with a run, it gives the isolated times of its jobs, on its nodes and with its rounds."""
+    """Called with a run, it returns the isolated times of the run's jobs on its nodes, with its rounds."""
 
     def __init__(self, profiles: Mapping[str, MeasuredProfile], slot_speed: float) -> None:
-        """The profiles were measured in slots of that speed."""
+        """`slot_speed` is the speed of the slots in which the profiles were measured."""
         self.profiles, self._slot_speed = profiles, slot_speed
         self._models: dict[tuple[tuple[Node, ...], float], IsolatedTimes] = {}
+        """By nodes and round_s."""
 
     def __call__(self, replayed: Replay) -> IsolatedTime | None:
-        """None of a run without nodes. Raises Unprofiled."""
+        """None for a run without nodes. Raises Unprofiled."""
         for job in replayed.run.jobs.values():
             if job.spec.application not in self.profiles:
                 raise Unprofiled(
-                    f"{job.spec.application}: no profile of it; there are {', '.join(self.profiles)}"
+                    f"{job.spec.application}: has no profile; profiles exist of {', '.join(self.profiles)}"
                 )
         started, nodes = replayed.run.started, _nodes(replayed)
         for node in nodes:
@@ -48,11 +48,7 @@ class IsolatedModel:
                 )
         if started is None or not nodes:
             return None
-        key = nodes, started.round_s
-        if key not in self._models:
-            make_world = partial(CalibratedWorld, self.profiles, nodes)
-            self._models[key] = IsolatedTimes(make_world, nodes, started.round_s)
-        model = self._models[key]
+        model = self._model(nodes, started.round_s)
 
         def time_s(job: JobHistory, share: float) -> float | None:
             seconds = model.time_s(job.spec, job.submitted_s, share)
@@ -61,19 +57,26 @@ class IsolatedModel:
         return time_s
 
     def step_time(self, run: RunHistory) -> float | None:
-        """What its steps took over what was measured of them."""
+        """Actual over profiled step times of the run."""
         return step_factor(step_times(run), self.profiles)
+
+    def _model(self, nodes: tuple[Node, ...], round_s: float) -> IsolatedTimes:
+        if (nodes, round_s) not in self._models:
+            make_world = partial(CalibratedWorld, self.profiles, nodes)
+            self._models[nodes, round_s] = IsolatedTimes(make_world, nodes, round_s)
+        return self._models[nodes, round_s]
 
 
 def _nodes(replayed: Replay) -> tuple[Node, ...]:
-    """Everybody who ever joined, by name; where its store listens does not matter to a job alone."""
+    """All nodes that ever joined, by name. The address of their store is dropped: it would only keep equal
+    clusters apart."""
     joined = (line.event.node for line in replayed.lines if isinstance(line.event, AgentJoined))
     named = {node.name: Node(name=node.name, slots=node.slots, slot_speed=node.slot_speed) for node in joined}
     return tuple(named[name] for name in sorted(named))
 
 
 def calibrated(folder: Path | None) -> IsolatedModel:
-    """From the profiles in `folder`, or from those of the project. Raises UserError."""
+    """The model from the profiles in `folder`, or from those of the project. Raises UserError."""
     known, place = applications(load_config(os.environ).applications.modules), folder or PROFILES
     return IsolatedModel(read_profiles(place, known), read_machine(place).slot_speed)
 

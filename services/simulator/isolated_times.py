@@ -1,12 +1,12 @@
-"""Finish-time fairness in simulation: every job's completion time over what it had been alone on its share.
+"""Finish-time fairness in simulation: a job's completion time over its time alone on its share.
 
-    rho = JCT / T(slots / mean number of active jobs during its life)
+    rho = JCT / T(slots / mean number of jobs active during the job's life)
 
-T(n) is the time of the same job in the same world up to its verified completion, alone on n slots from the
-first round after its submission on (in an event-driven world at once), packed on as few nodes as can be, with the
-batch of the largest goodput by its fitted model (Pollux's), the same rounds and the same start. Between two
-whole numbers of slots T is interpolated; below one slot it is one slot's time / share, but for what no share
-makes longer. Slots that a job cannot use it leaves.
+T(n) is the time to the verified completion of the same job in the same world, alone on n slots. It starts at
+the first round after its submission (in an event-driven world at once), is packed on as few nodes as
+possible, and always has the batch size of the largest goodput by its fitted model, as Pollux would choose it.
+T is interpolated between whole numbers of slots. Below one slot it is the time on one slot / share, except
+for the overhead, which a small share does not lengthen. A job leaves slots idle that it cannot use.
 """
 
 import math
@@ -35,33 +35,35 @@ from common.types import (
 )
 from services.scheduler.policies.placement import Board, to_allocation
 from services.scheduler.state import JobRecord
-from services.simulator.worlds.interface import Happening, World
+from services.simulator.worlds.interface import World, WorldEvent
 
 MAX_ROUNDS = 1_000_000
 ENDS = (TargetReached, JobRaised)
 
 
 class IsolatedTimes:
-    """Times of jobs alone, in worlds in which they adapt their batch where that is theirs to do; jobs of one
-    `World.kind` are simulated once for each number of slots. Each simulation has a new world of
-    `make_world`, so that no time depends on which ones were asked for before."""
+    """Simulates jobs alone, once for each `World.isolation_key` and number of slots.
+
+    Each simulation gets a new world from `make_world`, so that no time depends on earlier questions."""
 
     def __init__(self, make_world: Callable[[], World], nodes: Sequence[Node], round_s: float) -> None:
-        self.make_world, self.nodes, self.round_s = make_world, nodes, round_s
-        self.world = make_world()
-        """Only asked about jobs: none runs in it."""
+        self.nodes = nodes
         self.slots = sum(node.slots for node in nodes)
+        self._make_world, self._round_s = make_world, round_s
+        self._world = make_world()
+        """Only answers questions about jobs; none runs in it."""
         self._runs_s: dict[tuple[Hashable, int], float] = {}
 
     def time_s(self, spec: JobSpec, submitted_s: float, share: float) -> float:
-        """Seconds from submission to completion, alone on `share` slots, above 0."""
-        first_round_s = max(math.ceil(submitted_s / self.round_s), 1) * self.round_s
-        wait_s = 0.0 if self.world.event_driven else first_round_s - submitted_s
-        spec = self.world.complete(spec)
+        """Seconds from submission to completion, alone on `share` slots (above 0); infinity if it never
+        completes."""
+        first_round_s = max(math.ceil(submitted_s / self._round_s), 1) * self._round_s
+        wait_s = 0.0 if self._world.event_driven else first_round_s - submitted_s
+        spec = self._world.add_job(spec)
         most = next(n for n in range(min(spec.max_replicas, self.slots), 0, -1) if can_share(n, spec))
         if share < 1:
-            fixed_s = self.world.fixed_s(spec)
-            return fixed_s + (wait_s + self._run_s(spec, 1) - fixed_s) / share
+            overhead_s = self._world.overhead_s(spec)
+            return overhead_s + (wait_s + self._run_s(spec, 1) - overhead_s) / share
         low, high = min(math.floor(share), most), min(math.ceil(share), most)
         low_s, high_s = self._run_s(spec, low), self._run_s(spec, high)
         if math.inf in (low_s, high_s):
@@ -69,53 +71,54 @@ class IsolatedTimes:
         return wait_s + low_s + (share - math.floor(share)) * (high_s - low_s)
 
     def _run_s(self, spec: JobSpec, slots: int) -> float:
-        key = self.world.kind(spec), slots
+        key = self._world.isolation_key(spec), slots
         if key not in self._runs_s:
             replicas = next((n for n in range(slots, 0, -1) if can_share(n, spec)), 1)
             self._runs_s[key] = self._simulate(spec, replicas)
         return self._runs_s[key]
 
     def _simulate(self, spec: JobSpec, replicas: int) -> float:
-        """Seconds from its start to its verified end; infinity where it has none."""
+        """Seconds from the job's start to its verified end; infinity if it has none."""
         row = Board([node.slots for node in self.nodes]).pack(replicas)
-        assert row is not None, "no more replicas than slots"
-        return _Alone(self.make_world(), self.round_s).run_s(spec, to_allocation(row, self.nodes), replicas)
+        assert row is not None, "there are at least as many slots as replicas"
+        run = _IsolatedRun(self._make_world(), self._round_s)
+        return run.time_s(spec, to_allocation(row, self.nodes), replicas)
 
 
-class _Alone:
-    """One simulation."""
+class _IsolatedRun:
+    """One simulation of one job that keeps its allocation."""
 
     def __init__(self, world: World, round_s: float) -> None:
-        self.world, self.round_s = world, round_s
+        self._world, self._round_s = world, round_s
         self._now_s = 0.0
 
-    def run_s(self, spec: JobSpec, allocation: Allocation, replicas: int) -> float:
-        self.world.complete(spec)
-        generation, former = 0, None
-        end: Happening | None = None
+    def time_s(self, spec: JobSpec, allocation: Allocation, replicas: int) -> float:
+        self._world.add_job(spec)
+        bounds = BatchBounds.of(spec, self._world.accumulates_alone)
+        generation, current = 0, None
+        end: WorldEvent | None = None
         for number in range(1, MAX_ROUNDS + 1):
-            bounds = BatchBounds.of(spec, self.world.accumulates_alone)
-            config = _best_config(spec, bounds, allocation, replicas, self.world.profiles((spec.id,)))
-            if config != former:
-                generation, former = generation + 1, config
-                self.world.apply(self._orders(spec, generation, allocation, config), self._now_s)
-            end = self._wait_for(ENDS, number * self.round_s)
+            config = _best_config(spec, bounds, allocation, replicas, self._world.profiles((spec.id,)))
+            if config != current:
+                generation, current = generation + 1, config
+                self._world.apply(self._orders(spec, generation, allocation, config), self._now_s)
+            end = self._wait_for(ENDS, number * self._round_s)
             if end:
                 break
-        if end and isinstance(end.what, TargetReached):
-            return self._verify(spec, generation + 1, end.what, allocation[0].node, end.t_s)
+        if end and isinstance(end.content, TargetReached):
+            return self._verify(spec, generation + 1, end.content, allocation[0].node, end.t_s)
         return math.inf
 
-    def _wait_for(self, kinds: tuple[type, ...], until_s: float) -> Happening | None:
-        """The first fact of these kinds, up to then."""
+    def _wait_for(self, kinds: tuple[type, ...], until_s: float) -> WorldEvent | None:
+        """The first fact of these kinds by `until_s`."""
         while self._now_s < until_s:
-            self._now_s, happened = self.world.advance(until_s)
-            if found := [h for h in happened if isinstance(h.what, kinds)]:
-                return min(found, key=lambda happening: happening.t_s)
+            self._now_s, events = self._world.advance(until_s)
+            if found := [event for event in events if isinstance(event.content, kinds)]:
+                return min(found, key=lambda event: event.t_s)
         return None
 
     def _verify(self, spec: JobSpec, version: int, claim: TargetReached, node: str, t_s: float) -> float:
-        """When the claim is confirmed."""
+        """Let the claim be verified. Returns the time at which that is done."""
         order = VerifyOrder(
             spec=spec,
             node=node,
@@ -124,7 +127,7 @@ class _Alone:
             progress=claim.progress,
         )
         orders = Orders(run_id="isolated", version=version, jobs=(), verifications=(order,))
-        at_once = [h for h in self.world.apply(orders, t_s) if isinstance(h.what, VerificationDone)]
+        at_once = [e for e in self._world.apply(orders, t_s) if isinstance(e.content, VerificationDone)]
         done = at_once[0] if at_once else self._wait_for((VerificationDone,), math.inf)
         return done.t_s if done else math.inf
 
@@ -150,7 +153,7 @@ def _best_config(
     replicas: int,
     profiles: Sequence[JobProfile],
 ) -> JobConfig:
-    """The batch of the largest modelled goodput; M0 before there is a model."""
+    """The batch of the largest modelled goodput; M0 until there is a model."""
     profile = profiles[0] if profiles else None
     if profile and profile.parameters:
         best = best_batch(bounds, profile.parameters, profile.statistics, len(allocation), replicas)
@@ -159,25 +162,28 @@ def _best_config(
     return batch_config(spec.min_batch_size, replicas, spec)
 
 
-def rhos(jobs: Mapping[str, JobRecord], isolated: IsolatedTimes) -> dict[str, float]:
-    """Finish-time fairness of the completed ones among the jobs that have ended in a run; above 1: worse
-    than alone on its share. Left out is whoever would not end alone within MAX_ROUNDS."""
-    lives = {name: (job.submitted_s, job.ended_s) for name, job in jobs.items() if job.ended_s is not None}
-    active = dict(zip(lives, mean_active(list(lives.values())), strict=True))
-    found = {}
-    for name, (begin_s, end_s) in lives.items():
+def finish_time_fairness(jobs: Mapping[str, JobRecord], isolated: IsolatedTimes) -> dict[str, float]:
+    """rho of each completed job among the ended `jobs` of a run, without jobs that never complete alone.
+
+    Above 1: the job took longer than alone on its share."""
+    lifetimes = {
+        name: (job.submitted_s, job.ended_s) for name, job in jobs.items() if job.ended_s is not None
+    }
+    active = dict(zip(lifetimes, mean_active(list(lifetimes.values())), strict=True))
+    rhos = {}
+    for name, (begin_s, end_s) in lifetimes.items():
         if jobs[name].state is JobState.COMPLETED:
-            alone_s = isolated.time_s(jobs[name].spec, begin_s, isolated.slots / active[name])
-            if math.isfinite(alone_s):
-                found[name] = (end_s - begin_s) / alone_s
-    return found
+            isolated_s = isolated.time_s(jobs[name].spec, begin_s, isolated.slots / active[name])
+            if math.isfinite(isolated_s):
+                rhos[name] = (end_s - begin_s) / isolated_s
+    return rhos
 
 
-def mean_active(lives: Sequence[tuple[float, float]]) -> list[float]:
-    """The mean number of jobs active during each life (begin, end), itself counted."""
-    if not lives:
+def mean_active(lifetimes: Sequence[tuple[float, float]]) -> list[float]:
+    """The mean number of active jobs during each lifetime (begin, end), including the job itself."""
+    if not lifetimes:
         return []
-    begins, ends = np.array(lives).reshape(-1, 2).T
+    begins, ends = np.array(lifetimes).reshape(-1, 2).T
     times = np.unique(np.concatenate((begins, ends)))
     counts = np.searchsorted(np.sort(begins), times, "right") - np.searchsorted(np.sort(ends), times, "right")
     area = np.concatenate(([0.0], np.cumsum(counts[:-1] * np.diff(times))))

@@ -16,10 +16,11 @@ from common.config import load_config
 from common.eventlog import EVENTS_FILE
 from common.lifecycle import UserError
 from common.types import Struct
-from services.simulator.cases import SimulationCase, check
+from services.simulator.case_from_run import case_from_run
+from services.simulator.cases import SimulationCase
 from services.simulator.parallel import simulated
 from services.simulator.problems import problems
-from services.simulator.twins import twin
+from services.simulator.run_case import check_cases
 from workloads.applications import applications
 from workloads.files.measured_profile import PROFILES, read_profiles
 
@@ -102,8 +103,8 @@ def twins(
     left_out = {}
     for run in runs:
         try:
-            case = twin(run, profiles, out, factors(run))
-            check([case])
+            case = case_from_run(run, profiles, out, factors(run))
+            check_cases([case])
             cases.append(case)
         except UserError as error:
             left_out[run.name] = str(error)

@@ -1,11 +1,10 @@
-"""What a simulated run comes to."""
-
-from collections.abc import Iterable
+"""The result of a simulated run, as `coadapt simulate --json` prints it."""
 
 import numpy as np
 
 from common.types import JobState, Struct
 from services.scheduler.state import State
+from services.simulator.cases import SimulationCase
 from services.simulator.engine import SimulatedRun
 
 
@@ -16,8 +15,8 @@ class Milliseconds(Struct, frozen=True):
 
 
 class Rho(Struct, frozen=True):
-    """Finish-time fairness over the completed jobs: JCT over what it had been alone on the job's share.
-    `unfair_fraction`: of jobs above 1."""
+    """Finish-time fairness of the completed jobs: JCT / JCT alone on the job's share of the cluster.
+    `unfair_fraction` is the fraction of jobs above 1."""
 
     worst: float
     mean: float
@@ -25,9 +24,13 @@ class Rho(Struct, frozen=True):
 
 
 class Result(Struct, frozen=True):
-    """What `--json` prints of a run. Job completion times run from submission to verified completion, in
-    virtual seconds, of the jobs that completed; the makespan from the first submission to the last end.
-    None: cannot be had."""
+    """Times are in virtual seconds; None means not available.
+
+    JCTs run from submission to verified completion, and only completed jobs have one. The makespan runs from
+    the first submission to the last end of a job. Goodput is useful examples a second: M0 x progress of the
+    completed jobs, over the makespan. `decision_ms` is CPU time of all that the scheduler's core does in a
+    round. `value_over_bound` is the mean over the decisions of a policy that knows a bound of its objective.
+    `refused` and `failed` give the reason by job."""
 
     run_id: str
     workload: str
@@ -40,72 +43,51 @@ class Result(Struct, frozen=True):
     p99_jct_s: float | None
     makespan_s: float | None
     goodput: float | None
-    """Useful examples a second: M0 x progress of the completed jobs, over the makespan."""
     rho: Rho | None
     jcts_s: dict[str, float]
     rhos: dict[str, float] | None
-    """By completed job, where they were asked for."""
     rounds: int
     decision_ms: Milliseconds | None
-    """CPU time, of everything that the scheduler's core does in a round."""
     value_over_bound: float | None
-    """Mean over the decisions of a policy that knows a bound of its objective."""
     refused: dict[str, str]
-    """Why, by job."""
     failed: dict[str, str]
     undecided: str
-    """In how many rounds the policy gave no valid decision, and why in the first of them; empty: in none."""
+    """In how many rounds the policy gave no valid decision, and the first reason; empty: in none."""
     stalled: str
-    """Why the run was given up with jobs under way; empty: it was not."""
+    """Why the run was given up before its jobs had ended; empty: it was not."""
     idle: str
-    """Says that no job ran, each having been refused; empty: one did."""
+    """Says that every job was refused; empty: at least one ran."""
     wall_s: float
     cpu_s: float
 
 
-def summed_up(
-    run: SimulatedRun,
-    *,
-    run_id: str,
-    workload: str,
-    label: str,
-    policy: str,
-    world: str,
-    seed: int,
-    rhos: dict[str, float] | None,
-    wall_s: float,
-    cpu_s: float,
+def result_of(
+    run: SimulatedRun, case: SimulationCase, rhos: dict[str, float] | None, *, wall_s: float, cpu_s: float
 ) -> Result:
+    """`rhos` is finish-time fairness by job; `wall_s` and `cpu_s` are what the simulation took."""
     ended = run.state.ended.values()
     completed = [job for job in ended if job.state is JobState.COMPLETED]
     jcts_s = {job.spec.id: job.ended_s - job.submitted_s for job in completed if job.ended_s is not None}
     makespan_s = _makespan_s(run.state)
-    useful = sum(job.progress * job.spec.min_batch_size for job in completed)
+    useful_examples = sum(job.progress * job.spec.min_batch_size for job in completed)
     times_s = np.array(list(jcts_s.values()))
-    decisions_ms = 1000 * np.array(run.decisions_s)
     return Result(
-        run_id=run_id,
-        workload=workload,
-        label=label,
-        policy=policy,
-        world=world,
-        seed=seed,
+        run_id=case.run_id,
+        workload=str(case.workload or case.label),
+        label=case.label,
+        policy=case.policy,
+        world=case.world,
+        seed=case.seed,
         mean_jct_s=float(times_s.mean()) if jcts_s else None,
         p99_jct_s=float(np.percentile(times_s, 99)) if jcts_s else None,
         makespan_s=makespan_s,
-        goodput=useful / makespan_s if makespan_s else None,
+        goodput=useful_examples / makespan_s if makespan_s else None,
         rho=_rho(rhos),
         jcts_s=dict(sorted(jcts_s.items())),
         rhos=dict(sorted(rhos.items())) if rhos is not None else None,
         rounds=run.state.rounds,
-        decision_ms=Milliseconds(
-            mean=float(decisions_ms.mean()),
-            p99=float(np.percentile(decisions_ms, 99)),
-            max=float(decisions_ms.max()),
-        )
-        if run.decisions_s
-        else None,
-        value_over_bound=_mean_ratio(run.decided),
+        decision_ms=_milliseconds(run.decisions_s),
+        value_over_bound=_mean_value_over_bound(run),
         refused=run.refused,
         failed={job.spec.id: job.reason for job in ended if job.state is JobState.FAILED},
         undecided=_undecided(run),
@@ -113,6 +95,15 @@ def summed_up(
         idle=_idle(run),
         wall_s=wall_s,
         cpu_s=cpu_s,
+    )
+
+
+def _milliseconds(times_s: list[float]) -> Milliseconds | None:
+    if not times_s:
+        return None
+    times_ms = 1000 * np.array(times_s)
+    return Milliseconds(
+        mean=float(times_ms.mean()), p99=float(np.percentile(times_ms, 99)), max=float(times_ms.max())
     )
 
 
@@ -126,9 +117,10 @@ def _rho(rhos: dict[str, float] | None) -> Rho | None:
 
 
 def _undecided(run: SimulatedRun) -> str:
-    if not run.undecided:
+    reasons = run.invalid_decisions
+    if not reasons:
         return ""
-    return f"{len(run.undecided)} of {run.state.rounds} rounds without a decision: {run.undecided[0]}"
+    return f"{len(reasons)} of {run.state.rounds} rounds without a decision: {reasons[0]}"
 
 
 def _idle(run: SimulatedRun) -> str:
@@ -144,6 +136,6 @@ def _makespan_s(state: State) -> float | None:
     return max(ends_s) - min(job.submitted_s for job in state.ended.values())
 
 
-def _mean_ratio(decided: Iterable[tuple[float, float]]) -> float | None:
-    ratios = [value / bound for value, bound in decided if bound > 0]
+def _mean_value_over_bound(run: SimulatedRun) -> float | None:
+    ratios = [value / bound for value, bound in run.values_and_bounds if bound > 0]
     return float(np.mean(ratios)) if ratios else None

@@ -9,10 +9,11 @@ from analysis.report.sensitivity_report import Axis, Study, SweepOutcome, study
 from common import __version__
 from common.config import load_config
 from common.lifecycle import UserError
-from services.simulator.cases import CLUSTERS, SimulationCase, check, is_burst, labels, traces_in
+from services.simulator.cases import CLUSTERS, SimulationCase, labels, traces_in
 from services.simulator.parallel import simulated
 from services.simulator.problems import problems
 from services.simulator.results import Result
+from services.simulator.run_case import check_cases, is_burst
 from services.simulator.sweeps import BASELINES, LEFT_OUT, LOAD, Member, Sweep, chosen, distinct, members
 from workloads.applications import applications
 from workloads.files.generate import RECIPES, generate, to_toml
@@ -46,7 +47,7 @@ def run_study(
             base = published_cases(traces, workloads, seeds or SEEDS[world])
         else:
             base = recipe_cases(profiles, workloads, requests, seeds or SEEDS[world], Path(folder))
-        check(base)
+        check_cases(base)
         bursts = {case.label for case in base if is_burst(case)}
         runs = members(sweeps, base, bursts)
         if not runs:

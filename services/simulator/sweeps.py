@@ -1,6 +1,6 @@
-"""What `coadapt sensitivity` varies: sweeps over one thing at a time, each from the world as it is.
+"""The sweeps of `coadapt sensitivity`: each varies one setting and keeps all others at their defaults.
 
-Every sweep has one point at which everything is as by default, so that its other points are read against it.
+Every sweep has one point with all defaults, against which its other points are read.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -15,7 +15,7 @@ from services.scheduler.policies.registry import make_policy
 from services.simulator.cases import SimulationCase
 
 BASELINES = {"calibrated": "fixed", "osdi21": "tiresias"}
-"""The policy of each world that all others are compared with."""
+"""The policy of each world against which the others are compared."""
 ADAPTIVE = ("dynamic", "throughput", "pollux", "coadapt")
 ABLATIONS = (
     "pollux",
@@ -27,34 +27,34 @@ ABLATIONS = (
 LEFT_OUT: Mapping[str, Mapping[str, str]] = {
     "osdi21": {},
     "calibrated": {
-        "interference": "the world `calibrated` has no such notion: what jobs lose beside each other is in "
-        "the times that were measured with all slots busy"
+        "interference": "the world `calibrated` does not model it: its times were measured on busy nodes, "
+        "so they include what jobs lose to their neighbours"
     },
 }
-"""Sweeps that a world has no notion of, and why."""
+"""Sweeps that a world cannot run, and why."""
 LOAD = "load"
 POWER = -1.0
-"""p of `pollux` by default."""
+"""The default exponent p of `pollux`."""
 
 
 class SweepPoint(Struct, frozen=True):
-    """`changes` are fields of a Case; `parameters` go to the policies that the sweep names for them."""
-
     label: str
     changes: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Fields of a SimulationCase."""
     parameters: str = ""
+    """For the sweep's `parametrised` policies, as in `pollux:power=0`."""
     default: bool = False
 
 
 class Sweep(Struct, frozen=True):
     name: str
     title: str
-    """What is varied, and its unit."""
+    """The setting that varies, and its unit."""
     points: tuple[SweepPoint, ...]
     policies: tuple[str, ...] = ADAPTIVE
-    """Beside the baseline."""
+    """In addition to the baseline."""
     parametrised: tuple[str, ...] = ()
-    """Of the policies, those that take the points' parameters."""
+    """Those of the policies that take the parameters of a point."""
 
     @property
     def default(self) -> SweepPoint:
@@ -62,42 +62,42 @@ class Sweep(Struct, frozen=True):
 
 
 class Member(Struct, frozen=True):
-    """One run of a sweep: which point, policy and workload it stands for."""
+    """One run of a sweep."""
 
     sweep: str
     point: str
     policy: str
-    """As the sweep names it, without the point's parameters."""
+    """Without the parameters of the point."""
     case: SimulationCase
 
 
 def sweeps(world: str) -> dict[str, Sweep]:
-    """All that this world can be asked, by name."""
-    artifact = world == "osdi21"
-    found = (
+    """The sweeps of a world, by name."""
+    osdi21 = world == "osdi21"
+    all_sweeps = (
         _varied(
             "round",
             "seconds between two rounds",
             "round_s",
-            (30.0, 60.0, 120.0, 240.0) if artifact else (0.5, 1.0, 2.0, 4.0, 8.0),
-            default=60.0 if artifact else 2.0,
+            (30.0, 60.0, 120.0, 240.0) if osdi21 else (0.5, 1.0, 2.0, 4.0, 8.0),
+            default=60.0 if osdi21 else 2.0,
         ),
-        _restart(artifact),
+        _restart(osdi21),
         _varied(
             "times",
-            "largest error of the step times that the policy is told",
+            "largest relative error of the step times that the policy sees",
             "times_error",
             (0.0, 0.1, 0.2, 0.3, 0.4, 0.5),
             default=0.0,
         ),
         _varied(
             "noise",
-            "noise scale that the policy is told, over the true one",
+            "noise scale that the policy sees / true noise scale",
             "noise_error",
             (0.5, 0.71, 1.0, 1.41, 2.0),
             default=1.0,
         ),
-        _varied(LOAD, "arrivals so many times as fast", "load", (0.5, 0.75, 1.0, 1.5, 2.0), default=1.0),
+        _varied(LOAD, "factor on the rate of arrivals", "load", (0.5, 0.75, 1.0, 1.5, 2.0), default=1.0),
         Sweep(
             name="power",
             title="exponent p of pollux's objective",
@@ -110,33 +110,33 @@ def sweeps(world: str) -> dict[str, Sweep]:
         ),
         Sweep(
             name="ablation",
-            title="pollux without one half of it",
+            title="pollux with one half of it switched off",
             points=(SweepPoint("as by default", default=True),),
             policies=ABLATIONS,
         ),
         _varied(
             "interference",
-            "speed that jobs lose which span nodes and share one",
+            "fraction of speed lost by jobs that span nodes and share one",
             "interference",
             (0.0, 0.1, 0.25, 0.5),
             default=0.0,
             policies=("dynamic", "throughput", "pollux", "pollux:avoid_interference=false", "coadapt"),
         ),
     )
-    return {sweep.name: sweep for sweep in found if sweep.name not in LEFT_OUT[world]}
+    return {sweep.name: sweep for sweep in all_sweeps if sweep.name not in LEFT_OUT[world]}
 
 
-def _restart(artifact: bool) -> Sweep:
+def _restart(osdi21: bool) -> Sweep:
     sweep = _varied(
         "restart",
         "seconds that a resize costs"
-        if artifact
-        else "seconds that a group takes to meet, at every start and resize; policies are told",
+        if osdi21
+        else "seconds that a group needs to form, at every start and resize; policies know it",
         "restart_s",
-        (0.0, 15.0, 30.0, 60.0) if artifact else (0.0, 1.0, 5.0, 15.0, 30.0, 60.0),
-        default=30.0 if artifact else None,
+        (0.0, 15.0, 30.0, 60.0) if osdi21 else (0.0, 1.0, 5.0, 15.0, 30.0, 60.0),
+        default=30.0 if osdi21 else None,
     )
-    measured = () if artifact else (SweepPoint("as measured", default=True),)
+    measured = () if osdi21 else (SweepPoint("as measured", default=True),)
     return structs.replace(sweep, points=(*measured, *sweep.points))
 
 
@@ -148,7 +148,7 @@ def _varied(
     default: float | None,
     policies: tuple[str, ...] = ADAPTIVE,
 ) -> Sweep:
-    """Of one field of the cases. `default`: which value is the field's own, if any of them is."""
+    """A sweep over one field of the cases. `default` is the default value of the field, if it is a point."""
     points = (
         SweepPoint(f"{value:g}", default=True)
         if value == default
@@ -162,7 +162,7 @@ def _varied(
 
 
 def chosen(world: str, names: Sequence[str]) -> list[Sweep]:
-    """Sweeps by name; none: all. Raises UserError."""
+    """The named sweeps of a world, or all if no name is given. Raises UserError."""
     known = sweeps(world)
     for name in names:
         if name in LEFT_OUT[world]:
@@ -175,8 +175,9 @@ def chosen(world: str, names: Sequence[str]) -> list[Sweep]:
 def members(
     wanted: Sequence[Sweep], base: Sequence[SimulationCase], bursts: Collection[str] = ()
 ) -> list[Member]:
-    """Every run of the sweeps; `base` has a case for each workload and seed, all else as by default. `bursts`
-    are the labels of workloads whose jobs all come at once: how dense arrivals are is nothing to them."""
+    """Every run of the sweeps. `base` has a case for each workload and seed, with all other settings at their
+    defaults. `bursts` are the labels of workloads whose jobs all arrive at the same time: the load sweep
+    skips them, because the rate of arrivals changes nothing there."""
     baseline = BASELINES[base[0].world]
     return [
         Member(sweep.name, point.label, policy, _case(case, policy, sweep, point))
@@ -189,16 +190,15 @@ def members(
 
 
 def _case(case: SimulationCase, policy: str, sweep: Sweep, point: SweepPoint) -> SimulationCase:
-    takes = point.parameters and policy in sweep.parametrised
-    changed = structs.replace(
-        case, policy=f"{policy}:{point.parameters}" if takes else policy, **point.changes
-    )
+    takes_parameters = point.parameters and policy in sweep.parametrised
+    full_policy = f"{policy}:{point.parameters}" if takes_parameters else policy
+    changed = structs.replace(case, policy=full_policy, **point.changes)
     if make_policy(policy).needs_profiles:
         return changed
-    # What it is told of its jobs does not matter to it: no need to simulate it again.
+    # The policy ignores measurements, so errors in them need no new simulation.
     return structs.replace(changed, times_error=case.times_error, noise_error=case.noise_error)
 
 
 def distinct(runs: Sequence[Member]) -> list[SimulationCase]:
-    """The cases to simulate: sweeps have their default points in common."""
+    """The cases to simulate. Sweeps share their default points."""
     return list(dict.fromkeys(member.case for member in runs))

@@ -1,4 +1,4 @@
-"""`coadapt calibrate` with real agents, replicas, verifiers: the smallest cluster, a tiny application."""
+"""`coadapt calibrate` with real agents, replicas and verifiers, on the smallest cluster."""
 
 import os
 import signal
@@ -12,18 +12,19 @@ from msgspec.structs import replace
 
 from common.config import load_config
 from common.types import ApplicationSpec
-from services.calibration.calibrate import conditions
-from services.calibration.calibration_plan import Curve, Evaluations, GridPoint, Life, Placed, Row
-from services.calibration.measurements import Journal
+from services.calibration.calibrate import measurement_conditions
+from services.calibration.calibration_plan import Curve, EvaluationWindow, MeasuredPlacement
+from services.calibration.finished_parts import FinishedParts
 from tests.fixtures import quick_app
 from tests.fixtures.command import start_command
 from tests.fixtures.leftovers import nothing_left, processes, survivors
+from tests.fixtures.measurements import LIFECYCLE, curve_row, measured_point
 from workloads.applications import applications
 from workloads.files.measured_profile import read_profiles
 
 WAIT_S = 120.0
 WITH_AGENTS = 8
-"""Processes of a calibration that measures: itself, the event-logger, two agents with what forks replicas."""
+"""Processes of a running calibration: itself, the event logger, two agents and their forkservers."""
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -43,10 +44,10 @@ def start(environment: dict[str, str], *arguments: object) -> "subprocess.Popen[
     return start_command("calibrate", *arguments, environment=environment)
 
 
-def test_an_interrupted_calibration_leaves_nothing_running_and_is_gone_on_with(
+def test_an_interrupted_calibration_leaves_nothing_running_and_can_be_continued(
     environment: dict[str, str], tmp_path: Path
 ) -> None:
-    """The trainings are taken for made; tests/services/calibration/test_job_costs.py makes them."""
+    """The trainings are prepared; tests/services/calibration/test_calibrate.py makes real ones."""
     spec: ApplicationSpec = quick_app.SPEC
     arguments = "--app", spec.name, "--out", tmp_path, "--seeds", 1, "--busy-before", 1
 
@@ -60,16 +61,14 @@ def test_an_interrupted_calibration_leaves_nothing_running_and_is_gone_on_with(
     os.killpg(first.pid, signal.SIGINT)  # as a terminal does: to the whole group
     output, errors = first.communicate(timeout=WAIT_S)
     assert (first.returncode, output) == (130, "")
-    assert errors == "calibrate: interrupted: the same command, without --fresh, goes on\n"
+    assert errors == "calibrate: interrupted: the same command without --fresh continues\n"
     assert not survivors(environment)
 
-    rows = tuple(
-        Row(progress=20.0 * n, iteration=n, metric=1.0 / n, sqr=1.0, var=2.0, trusted=1.0) for n in (1, 2, 3)
-    )
-    settings = conditions(load_config(environment), seeds=1) | {"applications": spec.name}
-    with Journal(tmp_path, settings, fresh=False) as journal:
+    rows = tuple(curve_row(number, 1.0 / number) for number in (1, 2, 3))
+    settings = measurement_conditions(load_config(environment), seeds=1) | {"applications": spec.name}
+    with FinishedParts(tmp_path, settings, fresh=False) as parts:
         for multiple in (1, 2):
-            journal.add(f"quick/{multiple}/0", Curve(rows=rows, reached=True))
+            parts.add(f"quick/{multiple}/0", Curve(rows=rows, reached=True))
 
     second = start(environment, *arguments)
     output, errors = second.communicate(timeout=WAIT_S)
@@ -84,7 +83,7 @@ def test_an_interrupted_calibration_leaves_nothing_running_and_is_gone_on_with(
         step_s, sync_s = profile.times(placement, batch)
         assert 0.0 < sync_s < step_s < 1.0
     assert profile.times((1, 1), 24)[1] > profile.times((1,), 24)[1]
-    assert profile.needed_progress(24, 0.6) == profile.needed_progress(48, 0.6) == 40.0
+    assert profile.needed_progress(24, 0.6) == profile.needed_progress(48, 0.6) == 50.0
     costs = profile.costs
     assert min(costs.start_s, costs.resize_s, costs.verify_s) > 0.0
     assert 0.5 < costs.step_overhead < 5.0
@@ -105,15 +104,15 @@ def test_nothing_is_measured_on_a_busy_machine(
     assert errors.endswith("stop other processes, or allow more with --busy-before\n")
     part = tmp_path / "part"
     part.mkdir()
-    with Journal(part, {"seeds": 1}, fresh=False) as journal:
-        journal.add("lives", {})
+    with FinishedParts(part, {"seeds": 1}, fresh=False) as parts:
+        parts.add("lives", {})
     kept = {path.name: path.read_bytes() for path in part.iterdir()}
     code, _, _ = coadapt("calibrate", "--out", part, "--busy-before", "0", "--fresh")
     assert code == 3
     assert {path.name: path.read_bytes() for path in part.iterdir()} == kept, "nothing is thrown away"
 
 
-def test_an_application_whose_tables_would_be_empty_is_left_out_before_it_is_measured(
+def test_an_application_with_empty_tables_is_left_out_before_it_is_measured(
     coadapt: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("COADAPT_APPLICATIONS_MODULES", quick_app.MODULE)
@@ -125,38 +124,28 @@ def test_an_application_whose_tables_would_be_empty_is_left_out_before_it_is_mea
 
 
 @pytest.mark.parametrize("bad", [("quick",), ("quick", "matfac")])
-def test_an_application_is_left_out_that_nothing_could_be_read_of(
+def test_an_application_with_an_unreadable_profile_is_left_out(
     coadapt: Callable[..., tuple[int, str, str]],
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     bad: tuple[str, ...],
 ) -> None:
-    """Of two that have been measured."""
+    """One or both of two measured applications."""
     monkeypatch.setenv("COADAPT_APPLICATIONS_MODULES", quick_app.MODULE)
     monkeypatch.setenv("COADAPT_AGENT_SLOTS", "1")
     names = "matfac", "quick"
-    settings = conditions(load_config(os.environ), seeds=1) | {"applications": ", ".join(names)}
-    point = GridPoint(
-        atomic=24,
-        step_s=0.1,
-        sync_s=0.0,
-        pass_s=0.1,
-        accumulated=False,
-        steps=9,
-        quiet_s=1.0,
-        quiet_steps_s=1.0,
-        evaluations=(Evaluations(count=1, window_s=1.0, steps_s=0.5),),
-    )
-    row = Row(progress=20.0, iteration=1, metric=0.5, sqr=1.0, var=2.0, trusted=1.0)
-    life = Life(start_s=1.0, save_s=0.1, exit_s=0.1, verify_s=0.5)
-    with Journal(tmp_path, settings, fresh=False) as journal:
-        journal.add("lives", {name: [life] for name in names})
+    settings = measurement_conditions(load_config(os.environ), seeds=1) | {"applications": ", ".join(names)}
+    evaluations = (EvaluationWindow(count=1, window_s=1.0, steps_s=0.5),)
+    point = measured_point(atomic=24, step_s=0.1, sync_s=0.0, pass_s=0.1, evaluations=evaluations)
+    row = curve_row(1, 0.5)
+    with FinishedParts(tmp_path, settings, fresh=False) as parts:
+        parts.add("lives", {name: [LIFECYCLE] for name in names})
         for name in names:
             for digits in ("1", "1-1"):
-                journal.add(f"{name}/placement/{digits}", Placed(points=(point,), resize_s=0.1))
+                parts.add(f"{name}/placement/{digits}", MeasuredPlacement(points=(point,), resize_s=0.1))
             for multiple in (1, 2, 4, 8, 16):
                 rows = () if name in bad and multiple == 2 else (row,)
-                journal.add(f"{name}/{multiple}/0", Curve(rows=rows, reached=False))
+                parts.add(f"{name}/{multiple}/0", Curve(rows=rows, reached=False))
     options = [part for name in names for part in ("--app", name)]
     code, output, errors = coadapt("calibrate", *options, "--out", tmp_path, "--seeds", "1")
     for name in bad:
@@ -180,7 +169,7 @@ def test_an_application_is_left_out_that_nothing_could_be_read_of(
         (["--out", "/dev/null/x"], "coadapt: /dev/null/x: cannot be written: Not a directory\n"),
     ],
 )
-def test_what_cannot_be_measured_is_refused_with_what_is_allowed(
+def test_invalid_options_are_refused_with_what_is_allowed(
     coadapt: Callable[..., tuple[int, str, str]], arguments: list[str], error: str
 ) -> None:
     code, output, errors = coadapt("calibrate", *arguments)
@@ -188,7 +177,7 @@ def test_what_cannot_be_measured_is_refused_with_what_is_allowed(
     assert errors.startswith(error)
 
 
-def test_nodes_without_a_number_of_slots_are_refused(
+def test_an_unset_number_of_slots_is_refused(
     coadapt: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("COADAPT_AGENT_SLOTS", "0")

@@ -1,4 +1,4 @@
-"""`coadapt experiment` with real stacks: done, interrupted, killed, and gone on with."""
+"""`coadapt experiment` with real stacks: a killed experiment continues."""
 
 import json
 import signal
@@ -49,7 +49,7 @@ def folder_of(place: Path) -> Folder:
     return Folder(place / "logs/few", read_definition(place / "few.toml"))
 
 
-def test_a_killed_experiment_goes_on_where_it_was_and_repeats_what_was_half_done(tmp_path: Path) -> None:
+def test_a_killed_experiment_continues_and_repeats_the_interrupted_run(tmp_path: Path) -> None:
     (tmp_path / "quick.toml").write_text(SET)
     (tmp_path / "few.toml").write_text(DEFINITION)
     folder = folder_of(tmp_path)
@@ -69,11 +69,11 @@ def test_a_killed_experiment_goes_on_where_it_was_and_repeats_what_was_half_done
         with experiment(tmp_path, "--engine", "loky", "-j", "2") as again:
             out, err = again.communicate(timeout=100)
     assert (again.returncode, err) == (0, "")
-    told = out.splitlines()
-    assert "processes that a killed experiment had left running" in told[0]
-    assert told[1].startswith("quick-fixed-1: was interrupted")
-    assert told[2].startswith("2/2 quick-fixed-1: mean JCT")
-    assert told[-1].endswith("coadapt compare logs/few")
+    lines = out.splitlines()
+    assert "processes that a killed experiment had left running" in lines[0]
+    assert lines[1].startswith("quick-fixed-1: was interrupted")
+    assert lines[2].startswith("2/2 quick-fixed-1: mean JCT")
+    assert lines[-1].endswith("coadapt compare logs/few")
     assert folder.leftovers() == []
     assert (folder.of(first) / RUN_FILE).stat().st_mtime_ns == done
     assert json.loads((folder.path / "lost/quick-fixed-1-1/run.json").read_text())["reason"] == "interrupted"

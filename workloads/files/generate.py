@@ -26,6 +26,7 @@ from msgspec import structs
 from common.lifecycle import UserError
 from common.types import JobSpec, Struct
 from workloads.files.measured_profile import MeasuredProfile
+from workloads.files.toml_text import workload_text
 from workloads.files.tuned_requests import slot_seconds, tuned_request
 from workloads.files.workload_file import (
     MAX_SEED,
@@ -149,30 +150,14 @@ def target_of(needs: Mapping[float, float], wanted: float) -> float:
 
 
 def to_toml(workload: Workload, options: str = "") -> str:
-    """The file that `read_workload` reads as this workload, which `generate` made: all that its jobs do not
-    have from their applications. Its first line is the command that makes it; `options` are those of it
-    that the workload does not tell, each after a blank."""
+    """The text of a workload file that `read_workload` reads back as `workload`, which `generate` made.
+
+    A row has what a job does not take from its application. The first line is the command that makes the
+    file; `options` are further options of that command, each after a space."""
     recipe, _, requests = workload.name.rpartition("-")
     made_by = f"coadapt workload generate --set {recipe} --requests {requests} --seed {workload.seed}"
-    lines = [
-        f"# Made by `{made_by}{options}`",
-        f'name = "{workload.name}"',
-        f"seed = {workload.seed}",
-    ]
-    for row in workload.rows:
-        spec = row.spec
-        lines += [
-            "",
-            "[[job]]",
-            f'application = "{spec.application}"',
-            f"at_s = {row.at_s}",
-            f"seed = {spec.seed}",
-            f"target = {spec.target}",
-            f"max_progress = {spec.max_progress}",
-            f"replicas = {spec.replicas}",
-            f"batch_size = {spec.batch_size}",
-        ]
-    return "\n".join(lines) + "\n"
+    fields = ("application", "at_s", "seed", "target", "max_progress", "replicas", "batch_size")
+    return f"# Made by `{made_by}{options}`\n" + workload_text(workload, fields)
 
 
 def _specs(

@@ -1,4 +1,4 @@
-"""What the jobs of every world have in common: the orders that they get, and what they tell of themselves."""
+"""What the round-based worlds share: how their jobs follow orders, and what they report of themselves."""
 
 import math
 from abc import ABC, abstractmethod
@@ -34,19 +34,19 @@ from common.types import (
 )
 from services.metrics_collector.memory import Memory, fit_error
 from services.simulator.perturbation import UNPERTURBED, Perturbation
-from services.simulator.worlds.interface import COLLECTOR, Happening
+from services.simulator.worlds.interface import COLLECTOR, WorldEvent
 
 NO_BATCH = JobConfig(atomic_batch=0)
 
 
 @dataclass
 class SimulatedJob:
-    """A job with slots, or with state from when it had some."""
+    """A job of a fleet, with or without slots."""
 
     spec: JobSpec
     clock_s: float = 0.0
     delay_s: float = 0.0
-    """What is left of its restart."""
+    """Seconds that remain of its restart."""
     epoch: int = 0
     progress: float = 0.0
     generation: int = 0
@@ -58,14 +58,14 @@ class SimulatedJob:
     state_from: str = "scratch"
     old_replicas: int = 0
     started: bool = False
-    """Whether its present group has made a step."""
+    """Whether the current group has made a step."""
     points: dict[tuple[int, int, int], ProfilePoint] = field(default_factory=dict)
     parameters: ThroughputParameters | None = None
     statistics: GradientStatistics | None = None
     steps: float = 0.0
     examples: float = 0.0
-    shown: tuple[float, float, float] = (0.0, 0.0, 1.0)
-    """Step time, synchronisation time and gain of the present configuration."""
+    measured: tuple[float, float, float] = (0.0, 0.0, 1.0)
+    """Step time (s), synchronization time (s) and gain of the current configuration."""
     window_s: float = 0.0
     """Seconds of training since the last sample."""
     sampled: tuple[float, float] = (0.0, 0.0)
@@ -79,50 +79,52 @@ class SimulatedJob:
 
     @property
     def metric(self) -> float:
-        """What an evaluation of it would say."""
+        """What an evaluation returns."""
         return float(self.epoch)
 
 
-OwnFit: TypeAlias = Callable[[tuple[ProfilePoint, ...]], tuple[ThroughputParameters, float]]
+FitModel: TypeAlias = Callable[[tuple[ProfilePoint, ...]], tuple[ThroughputParameters, float]]
 """A model of these points, and its root mean squared logarithmic error."""
 
 Member = TypeVar("Member", bound=SimulatedJob)
 
 
 class Fleet(ABC, Generic[Member]):
-    """All jobs of a world, by id. `running` are those that hold slots, in order of their starts."""
+    """All jobs of a world. A subclass says how they train."""
 
     def __init__(
-        self, restart_s: float, memory: Memory | None = None, errors: Perturbation = UNPERTURBED
+        self, restart_s: float, memory: Memory | None = None, perturbation: Perturbation = UNPERTURBED
     ) -> None:
-        """With a `memory`, jobs start from what jobs of their application have shown. `errors` are in what
-        is known of them."""
+        """With `memory`, jobs start from what jobs of their application have shown. `perturbation` adds
+        errors to what policies see."""
         self.memory = memory
-        self.errors = errors
+        self.perturbation = perturbation
         self.restart_s = restart_s
         self.now_s = 0.0
         self.jobs: dict[str, Member] = {}
+        """By id."""
         self.running: dict[str, Member] = {}
-        self._happened: list[Happening] = []
+        """Those that hold slots, by id, in order of their starts."""
+        self._events: list[WorldEvent] = []
 
-    def kind(self, spec: JobSpec) -> Hashable:
-        """Every job is different, unless a world says otherwise."""
+    def isolation_key(self, spec: JobSpec) -> Hashable:
+        """By default every job is different."""
         return spec.id
 
-    def fixed_s(self, spec: JobSpec) -> float:
+    def overhead_s(self, spec: JobSpec) -> float:
         return 0.0
 
     @abstractmethod
     def train(self, job: Member, seconds: float) -> None:
-        """Let a job that holds slots run for so long, its restart delay included."""
+        """Let a job that holds slots run for `seconds`, including its restart delay."""
 
-    def wanted_batch(self, job: Member, ordered: JobConfig) -> JobConfig:
-        """What a job makes of the batch that it is ordered to train with."""
+    def effective_config(self, job: Member, ordered: JobConfig) -> JobConfig:
+        """The batch with which a job trains when its order says `ordered`."""
         return ordered
 
     # ------------------------------------------------------------------ orders
 
-    def apply(self, orders: Orders, now_s: float) -> Sequence[Happening]:
+    def apply(self, orders: Orders, now_s: float) -> Sequence[WorldEvent]:
         named = set()
         for order in orders.jobs:
             named.add(order.spec.id)
@@ -136,7 +138,7 @@ class Fleet(ABC, Generic[Member]):
             if not job.verified:
                 job.verified = True
                 self._verify(verify, now_s)
-        return self.take_happened()
+        return self._take_events()
 
     def _order(self, job: Member, order: JobOrder, now_s: float) -> None:
         job.generation = order.generation
@@ -145,7 +147,7 @@ class Fleet(ABC, Generic[Member]):
             saved = JobSaved(
                 job_id=job.spec.id, generation=job.generation, checkpoint="", progress=job.progress
             )
-            self.tell(now_s, order.leaving[0].node, saved)
+            self._emit(now_s, order.leaving[0].node, saved)
         elif order.group > job.group:
             job.state_from = ("survivor" if job.placement else "checkpoint") if job.steps else "scratch"
             job.old_replicas = job.replicas
@@ -153,13 +155,13 @@ class Fleet(ABC, Generic[Member]):
             job.group, job.allocation = order.group, order.allocation
             job.placement = tuple(p.replicas for p in order.allocation)
             job.clock_s, job.delay_s, job.started = now_s, self.restart_s, False
-            job.config = self.wanted_batch(job, order.config)
+            job.config = self.effective_config(job, order.config)
             self.running[job.spec.id] = job
         else:
-            self.change_batch(job, self.wanted_batch(job, order.config))
+            self.change_batch(job, self.effective_config(job, order.config))
 
     def _stop(self, job: Member, now_s: float) -> None:
-        """The end of its present group."""
+        """End the current group."""
         if job.placement:
             self.sample(job, now_s)
             self._leave(job)
@@ -169,7 +171,7 @@ class Fleet(ABC, Generic[Member]):
         self.running.pop(job.spec.id, None)
 
     def _verify(self, order: VerifyOrder, now_s: float) -> None:
-        """The world checks its own books: what the job has really done."""
+        """Compare the claim with what the job has really done."""
         job = self.jobs[order.spec.id]
         findings = (
             () if job.metric == order.metric else (f"{job.metric:g} reached, {order.metric:g} reported",)
@@ -182,21 +184,21 @@ class Fleet(ABC, Generic[Member]):
             epochs=job.epoch,
             findings=findings,
         )
-        self.tell(now_s, order.node, verified)
+        self._emit(now_s, order.node, verified)
         done = VerificationDone(job_id=job.spec.id, metric=job.metric, findings=findings)
-        self.tell(now_s, order.node, done)
+        self._emit(now_s, order.node, done)
 
     # ------------------------------------------------------------------ time
 
-    def advance(self, until_s: float) -> tuple[float, Sequence[Happening]]:
+    def advance(self, until_s: float) -> tuple[float, Sequence[WorldEvent]]:
         seconds = until_s - self.now_s
         for job in list(self.running.values()):
             self.train(job, seconds)
         self.now_s = until_s
-        return until_s, self.take_happened()
+        return until_s, self._take_events()
 
     def wait_for_restart(self, job: Member, seconds: float) -> float:
-        """What is left of `seconds` after the rest of the job's restart."""
+        """Returns what remains of `seconds` after the rest of the job's restart."""
         delay_s = min(job.delay_s, seconds)
         job.delay_s -= delay_s
         job.clock_s += delay_s
@@ -216,12 +218,12 @@ class Fleet(ABC, Generic[Member]):
             seconds_lost=self.restart_s,
             progress=job.progress,
         )
-        self.tell_of(job, started)
+        self._emit_for(job, started)
         running = GenerationRunning(job_id=job.spec.id, generation=job.generation, progress=job.progress)
-        self.tell_of(job, running)
+        self._emit_for(job, running)
 
     def trained(self, job: Member, seconds: float, steps: float, progress: float) -> None:
-        """Book a stretch in the present configuration, up to this progress."""
+        """Record `seconds` of training in the current configuration, up to this progress."""
         job.progress = progress
         job.clock_s += seconds
         job.window_s += seconds
@@ -229,7 +231,7 @@ class Fleet(ABC, Generic[Member]):
         job.examples += steps * job.config.total_batch(job.replicas)
 
     def evaluated(self, job: Member, reached: bool) -> None:
-        """The job has been evaluated; with its target `reached`, its slots become free."""
+        """Record an evaluation of the job. If it has `reached` its target, its slots become free."""
         done = Evaluated(
             job_id=job.spec.id,
             progress=job.progress,
@@ -237,7 +239,7 @@ class Fleet(ABC, Generic[Member]):
             metric=job.metric,
             reached=reached,
         )
-        self.tell_of(job, done)
+        self._emit_for(job, done)
         if reached:
             claim = TargetReached(
                 job_id=job.spec.id,
@@ -246,7 +248,7 @@ class Fleet(ABC, Generic[Member]):
                 metric=job.metric,
                 progress=job.progress,
             )
-            self.tell_of(job, claim)
+            self._emit_for(job, claim)
             self._leave(job)
 
     def change_batch(self, job: Member, config: JobConfig) -> None:
@@ -262,12 +264,12 @@ class Fleet(ABC, Generic[Member]):
                 total_batch=config.total_batch(job.replicas),
                 step=int(job.steps),
             )
-            self.tell_of(job, changed)
+            self._emit_for(job, changed)
 
     def sample(self, job: Member, now_s: float) -> None:
         if job.window_s <= 0:
             return
-        step_s, sync_s, gain = job.shown
+        step_s, sync_s, gain = job.measured
         steps = int(job.steps) - int(job.sampled[0])
         sample = TrainingSample(
             job_id=job.spec.id,
@@ -287,19 +289,19 @@ class Fleet(ABC, Generic[Member]):
             epoch=job.epoch,
             loss=math.nan,
             gain=gain,
-            statistics=self._told_statistics(job),
+            statistics=self._perturbed_statistics(job),
         )
-        self.tell(now_s, job.allocation[0].node, sample)
+        self._emit(now_s, job.allocation[0].node, sample)
         job.window_s, job.sampled = 0.0, (job.steps, job.progress)
 
     # ------------------------------------------------------------------ what is measured
 
     def observe(self, job: Member, step_s: float, sync_s: float) -> bool:
-        """Note the times of the present configuration. Whether they are new."""
+        """Record the times of the current configuration. Returns whether they are new."""
         key = (len(job.placement), job.replicas, job.config.atomic_batch)
         if key in job.points:
             return False
-        step_s, sync_s = self.errors.told_times(job.spec.id, key, step_s, sync_s)
+        step_s, sync_s = self.perturbation.perturbed_times(job.spec.id, key, step_s, sync_s)
         job.points[key] = ProfilePoint(
             nodes=key[0],
             replicas=key[1],
@@ -311,40 +313,40 @@ class Fleet(ABC, Generic[Member]):
         job.max_profiled_replicas = max(job.max_profiled_replicas, job.replicas)
         return True
 
-    def fitted(self, job: Member, parameters: ThroughputParameters, error: float) -> None:
+    def _fitted(self, job: Member, parameters: ThroughputParameters, error: float) -> None:
         job.parameters = parameters
         fitted = ModelFitted(
             job_id=job.spec.id,
             parameters=parameters,
-            statistics=self._told_statistics(job),
+            statistics=self._perturbed_statistics(job),
             error=error,
             points=len(job.points),
             fit_s=0.0,
         )
-        self.tell(job.clock_s, COLLECTOR, fitted)
+        self._emit(job.clock_s, COLLECTOR, fitted)
 
-    def refit(self, job: Member, fit: OwnFit) -> None:
-        """The job's model anew: by `fit` from its own points, or with a memory its application's."""
+    def refit(self, job: Member, fit: FitModel) -> None:
+        """Fit the job's model again: to its own points by `fit`, or with a memory to its application's."""
         points = tuple(job.points.values())
         if self.memory is None:
-            self.fitted(job, *fit(points))
+            self._fitted(job, *fit(points))
             return
         self.memory.learn_points(job.spec.application, job.spec.id, points)
-        if statistics := self._told_statistics(job):
+        if statistics := self._perturbed_statistics(job):
             self.memory.learn_statistics(job.spec.application, job.spec.id, statistics)
         parameters, _ = self.model(job)
         assert parameters is not None, "the memory has learned at least this job's points"
-        self.fitted(job, parameters, fit_error(parameters, points))
+        self._fitted(job, parameters, fit_error(parameters, points))
 
     def model(self, job: Member) -> tuple[ThroughputParameters | None, GradientStatistics | None]:
-        """By which a job chooses its batch."""
+        """What a job knows when it chooses its batch."""
         if self.memory is None:
-            return job.parameters, self._told_statistics(job)
+            return job.parameters, self._perturbed_statistics(job)
         profile = self._profile(job)
         return profile.parameters, profile.statistics
 
-    def _told_statistics(self, job: Member) -> GradientStatistics | None:
-        return job.statistics and self.errors.told_statistics(job.statistics)
+    def _perturbed_statistics(self, job: Member) -> GradientStatistics | None:
+        return job.statistics and self.perturbation.perturbed_statistics(job.statistics)
 
     def profiles(self, job_ids: Sequence[str]) -> tuple[JobProfile, ...]:
         known = [job for job_id in job_ids if (job := self.jobs.get(job_id))]
@@ -355,21 +357,21 @@ class Fleet(ABC, Generic[Member]):
             job_id=job.spec.id,
             points=tuple(job.points.values()),
             parameters=job.parameters,
-            statistics=self._told_statistics(job),
+            statistics=self._perturbed_statistics(job),
             progress=job.progress,
             max_profiled_replicas=job.max_profiled_replicas,
             restart_s=self.restart_s,
         )
         return self.memory.recall(job.spec.application, job.spec.id, own) if self.memory else own
 
-    # ------------------------------------------------------------------ what is told
+    # ------------------------------------------------------------------ events
 
-    def tell_of(self, job: Member, what: Fact | Event) -> None:
-        self.tell(job.clock_s, job.allocation[0].node, what)
+    def _emit_for(self, job: Member, content: Fact | Event) -> None:
+        self._emit(job.clock_s, job.allocation[0].node, content)
 
-    def tell(self, t_s: float, source: str, what: Fact | Event) -> None:
-        self._happened.append(Happening(t_s, source, what))
+    def _emit(self, t_s: float, source: str, content: Fact | Event) -> None:
+        self._events.append(WorldEvent(t_s, source, content))
 
-    def take_happened(self) -> Sequence[Happening]:
-        happened, self._happened = self._happened, []
-        return sorted(happened, key=lambda happening: happening.t_s)
+    def _take_events(self) -> Sequence[WorldEvent]:
+        events, self._events = self._events, []
+        return sorted(events, key=lambda event: event.t_s)

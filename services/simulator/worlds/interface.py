@@ -12,18 +12,18 @@ COLLECTOR = "collector"
 
 
 @dataclass(frozen=True)
-class Happening:
-    """Something that happens at `t_s`: a fact goes to the scheduler's core, an event to the log.
+class WorldEvent:
+    """Something that happens at `t_s`. A fact goes to the scheduler's core, an event goes to the log.
 
-    `source` is the name of the node whose agent tells it, or COLLECTOR."""
+    `source` is the name of the node whose agent reports it, or COLLECTOR."""
 
     t_s: float
     source: str
-    what: Fact | Event
+    content: Fact | Event
 
 
 class World(Protocol):
-    """A world is deterministic. Its clock starts at 0 and is set by `apply` and `advance`."""
+    """A world is deterministic. Its clock starts at 0; `apply` and `advance` move it."""
 
     @property
     def applications(self) -> Mapping[str, ApplicationSpec]:
@@ -34,35 +34,35 @@ class World(Protocol):
     def oracle(self) -> Oracle | None: ...
 
     event_driven: bool
-    """Whether arrivals and finishes start a round at once, as they do live, or wait for the next one."""
+    """Whether arrivals and finishes start a round at once, as they do live, or wait for the next interval."""
     accumulates_alone: bool
-    """Whether one replica above M0 has to accumulate."""
+    """Whether a single replica above M0 must accumulate gradients."""
     restart_s: float
-    """What a resize costs a job, before it has shown it."""
+    """Assumed cost of a resize until the job has been resized once."""
 
-    def kind(self, spec: JobSpec) -> Hashable:
-        """Equal for jobs that would run alike, alone and with batches that adapt."""
+    def isolation_key(self, spec: JobSpec) -> Hashable:
+        """Jobs with equal keys take the same time alone in the cluster with adaptive batch sizes."""
         ...
 
-    def fixed_s(self, spec: JobSpec) -> float:
-        """Seconds of a job's life, alone, in which it does not train: on less than a slot they would be as
-        many. 0 where a world counts them to the training."""
+    def overhead_s(self, spec: JobSpec) -> float:
+        """Seconds from a job's start to its end, alone, in which it does not train. A smaller share of the
+        cluster does not lengthen them. 0 in a world that counts them as training."""
         ...
 
-    def complete(self, spec: JobSpec) -> JobSpec:
-        """A job of a workload file, with the bounds that this world sets to it."""
+    def add_job(self, spec: JobSpec) -> JobSpec:
+        """Make a job known to this world. Returns its specification within the bounds of this world."""
         ...
 
-    def apply(self, orders: Orders, now_s: float) -> Sequence[Happening]:
-        """Take new orders, and say what happens in answer to them, now or later."""
+    def apply(self, orders: Orders, now_s: float) -> Sequence[WorldEvent]:
+        """Take new orders. Returns what happens in response, now or later."""
         ...
 
-    def advance(self, until_s: float) -> tuple[float, Sequence[Happening]]:
-        """Let jobs run on to `until_s`. Returns how far they came, and what happened up to then, by time.
+    def advance(self, until_s: float) -> tuple[float, Sequence[WorldEvent]]:
+        """Let jobs run until `until_s`. Returns the time reached and what happened, in order of time.
 
-        An event-driven world stops at the first moment at which something happens that a round may follow."""
+        An event-driven world stops early at the first event that may start a round."""
         ...
 
     def profiles(self, job_ids: Sequence[str]) -> tuple[JobProfile, ...]:
-        """What is known by measuring, of those of the jobs of which anything is."""
+        """What measurements have shown so far; jobs without any are left out."""
         ...

@@ -1,11 +1,11 @@
-"""The world in which the Pollux paper's artifact compared policies (OSDI'21, branch `osdi21-artifact`).
+"""The world in which the artifact of the Pollux paper compared policies (OSDI'21, branch `osdi21-artifact`).
 
-Jobs run at measured step times and gradient statistics. This world mirrors the artifact's in every detail,
-so that its published completion times come out again: all that is odd in it stands in this file and nowhere
-else. Jobs advance in whole rounds, an epoch's end is rounded to a whole second, arrivals and finishes wait
-for the next round. A job whose policy adapts batches chooses its batch by itself, anew after every stretch of
-training, by a throughput model fitted to its own exact step times. A job completes when it has trained its
-epochs; its metric is the number of them.
+Jobs run at measured step times and gradient statistics. This world reproduces the artifact's simulator in
+every detail, so that it reproduces the published completion times; all of that simulator's peculiarities are
+in this file and nowhere else. Jobs advance in whole rounds, the end of an epoch is rounded to a whole second,
+and arrivals and finishes wait for the next round. Under a policy that adapts batch sizes, a job chooses its
+own batch after every stretch of training, by a throughput model fitted to its own exact step times. A job
+completes when it has trained its epochs; their number is its metric.
 """
 
 import math
@@ -32,7 +32,7 @@ from common.types import (
 from services.metrics_collector.memory import Memory
 from services.simulator.perturbation import UNPERTURBED, Perturbation
 from services.simulator.worlds.fleet import Fleet, SimulatedJob
-from services.simulator.worlds.interface import Happening
+from services.simulator.worlds.interface import WorldEvent
 from workloads.files.measured_profile import StepTimes, read_columns, validation_files
 
 OPTIMIZERS: dict[str, Literal["sgd", "adam", "adamw"]] = {
@@ -45,21 +45,21 @@ OPTIMIZERS: dict[str, Literal["sgd", "adam", "adamw"]] = {
 }
 EPOCHS = {"bert": 2, "cifar10": 100, "deepspeech2": 80, "imagenet": 90, "ncf": 10, "yolov3": 50}
 LARGEST_LOCAL = {"yolov3": 8}
-"""Where it is not the largest one measured."""
+"""The largest local batch, if it is not the largest one measured."""
 FIXED_BATCH = {"ncf": 32_768}
-"""Applications that never adapt their batch and have one replica, under whatever policy."""
+"""Applications that have one replica and this batch size under every policy."""
 MAX_REPLICAS = 64
 MAX_NODES = 16
 MAX_SLOTS = 4
-"""What the traces measured: jobs on more nodes are as on these, and no node with more replicas."""
+"""What the traces measured. More nodes take as long as MAX_NODES; a node has at most MAX_SLOTS replicas."""
 ROUNDING = 1e-8
 RESTART_S = 30.0
 SAMPLES = 32
-"""A job's samples divide its progress into at least about so many parts."""
+"""A job reports a sample about this many times or more during its training."""
 
 
 class _Times(StepTimes):
-    """Where a placement was not measured, as the artifact does: by the triangulation of all points."""
+    """Placements that were not measured are interpolated as in the artifact: by triangulating all points."""
 
     _triangulated: Callable[[list[list[int]]], FloatArray] | None = None
 
@@ -75,10 +75,10 @@ class _Times(StepTimes):
 
 
 class Application:
-    """What the traces say of one application. Times are seconds, progress is in steps at M0."""
+    """The traces of one application. Times are in seconds, progress is in steps at M0."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        """Raises UserError naming the file that is missing or broken."""
+        """Raises UserError, which names the missing or broken file."""
         self.epochs = EPOCHS[name]
         self._times = _Times(folder / name)
         files = validation_files(folder / name)
@@ -91,7 +91,7 @@ class Application:
             raise UserError(f"{files[short[0]]}: fewer than {self.epochs} rows, one an epoch")
         self._validation = np.array(rows)  # [batches, epochs, columns]
         self.progress = [0.0, *self._validation[:, :, 0].min(axis=0).tolist()]
-        """At the end of so many epochs."""
+        """By number of trained epochs."""
         initial, largest = self.batches[0], self.batches[-1]
         local = self._times.local_sizes
         self.min_local, self.max_local = min(local), LARGEST_LOCAL.get(name, max(local))
@@ -124,7 +124,7 @@ class Application:
         self._iterations: dict[tuple[int, int], float] = {}
 
     def times(self, placement: tuple[int, ...], atomic: int) -> tuple[float, float]:
-        """Step and synchronisation time, with so many replicas on each node."""
+        """Step and synchronization time (s). `placement` is the number of replicas on each node."""
         step_s, sync_s, *_ = self._times.times(placement, atomic)
         return step_s, sync_s
 
@@ -136,7 +136,7 @@ class Application:
         return known
 
     def iterations(self, batch: int, epoch: int) -> float:
-        """Steps of this batch in all epochs up to and with number `epoch`, from 0."""
+        """Steps with this batch size in all epochs up to and including number `epoch`, counted from 0."""
         if (batch, epoch) not in self._iterations:
             self._iterations[batch, epoch] = self._validated(batch, epoch, 1)
         return self._iterations[batch, epoch]
@@ -145,7 +145,7 @@ class Application:
         return float(np.interp(batch, self.batches, self._validation[:, epoch, column]))
 
     def split(self, target: int, replicas: int) -> JobConfig:
-        """Of a target batch; one replica above M0 accumulates at least once."""
+        """The configuration for a total batch size; a single replica above M0 accumulates at least once."""
         local = math.ceil(target / replicas - ROUNDING)
         accumulation = math.ceil(local / self.max_local - ROUNDING) - 1
         if replicas == 1 and target > self.bounds.initial:
@@ -154,7 +154,7 @@ class Application:
         return self._capped(JobConfig(atomic_batch=atomic, accumulation=accumulation), replicas)
 
     def ordered(self, config: JobConfig, replicas: int) -> JobConfig:
-        """What a job makes of a batch that a policy orders."""
+        """The configuration with which a job trains when a policy orders `config`."""
         if replicas == 1 and config.atomic_batch > self.bounds.initial and not config.accumulation:
             config = JobConfig(atomic_batch=math.ceil(config.atomic_batch / 2), accumulation=1)
         return self._capped(config, replicas)
@@ -166,7 +166,7 @@ class Application:
 
 @lru_cache(maxsize=32)
 def read_application(folder: Path, name: str) -> Application:
-    """Once a process, with all that it has interpolated: several runs share it."""
+    """Read once in a process, so that several runs share what has been interpolated."""
     return Application(folder, name)
 
 
@@ -174,9 +174,7 @@ def read_application(folder: Path, name: str) -> Application:
 
 
 class Osdi21World(Fleet[SimulatedJob]):
-    """`traces` is the artifact's folder of that name. `adapts`: whether jobs choose their batch by goodput;
-    else they train with the batch that the policy orders. `models`: whether jobs are fitted where they do
-    not need it themselves, for the policy or the log."""
+    """Jobs of the artifact's workloads."""
 
     event_driven = False
     accumulates_alone = True
@@ -186,32 +184,36 @@ class Osdi21World(Fleet[SimulatedJob]):
         traces: Path,
         *,
         adapts: bool,
-        models: bool = True,
+        fits_models: bool = True,
         slots: int = MAX_SLOTS,
         restart_s: float = RESTART_S,
         interference: float = 0.0,
-        errors: Perturbation = UNPERTURBED,
+        perturbation: Perturbation = UNPERTURBED,
         memory: Memory | None = None,
     ) -> None:
-        """Raises UserError where the traces are not there, or `slots` a node are more than they measured."""
+        """`traces` is the artifact's folder of that name. `adapts`: whether jobs choose their batch size by
+        goodput, or train with the batch size of their orders. `fits_models`: whether models are fitted even
+        if the jobs do not need them, for the policy or the log.
+
+        Raises UserError if the traces are missing, or did not measure so many `slots` on a node."""
         if not 1 <= slots <= MAX_SLOTS:
             raise UserError(
-                f"slots {slots}: allowed in osdi21: 1 to {MAX_SLOTS}, as the traces have measured"
+                f"slots {slots}: allowed in osdi21: 1 to {MAX_SLOTS}, which the traces have measured"
             )
         self.traces = {name: read_application(traces, name) for name in EPOCHS}
-        super().__init__(restart_s, memory, errors)
+        super().__init__(restart_s, memory, perturbation)
         self.applications = {name: application.spec for name, application in self.traces.items()}
-        self.adapts, self.models = adapts, models or adapts
+        self.adapts, self.fits_models = adapts, fits_models or adapts
         self.slots, self.interference = slots, interference
         self.oracle = self
         self._oracle_s: dict[tuple[str, int, int], float] = {}
         self._crowded: set[str] = set()
-        """Nodes that several jobs share which span nodes."""
+        """Nodes that hold two or more jobs which span nodes."""
 
-    def kind(self, spec: JobSpec) -> Hashable:
+    def isolation_key(self, spec: JobSpec) -> Hashable:
         return spec.application
 
-    def complete(self, spec: JobSpec) -> JobSpec:
+    def add_job(self, spec: JobSpec) -> JobSpec:
         most = self.traces[spec.application].max_replicas
         spec = structs.replace(spec, max_replicas=most)
         self.jobs[spec.id] = SimulatedJob(spec)
@@ -237,7 +239,7 @@ class Osdi21World(Fleet[SimulatedJob]):
             return 1.0
         return application.iterations(batch, last) - application.iterations(batch, job.epoch)
 
-    def wanted_batch(self, job: SimulatedJob, ordered: JobConfig) -> JobConfig:
+    def effective_config(self, job: SimulatedJob, ordered: JobConfig) -> JobConfig:
         application = self.traces[job.spec.application]
         if not self.adapts:
             return application.ordered(ordered, job.replicas)
@@ -250,7 +252,7 @@ class Osdi21World(Fleet[SimulatedJob]):
         nodes = len(job.placement)
         return _best_config(application.bounds, parameters, statistics, nodes, job.replicas)
 
-    def advance(self, until_s: float) -> tuple[float, Sequence[Happening]]:
+    def advance(self, until_s: float) -> tuple[float, Sequence[WorldEvent]]:
         spread = [job for job in self.running.values() if len(job.placement) > 1]
         guests = Counter(placement.node for job in spread for placement in job.allocation)
         self._crowded = {node for node, jobs in guests.items() if jobs > 1}
@@ -270,8 +272,8 @@ class Osdi21World(Fleet[SimulatedJob]):
             sqr, var = job.statistics.sqr, job.statistics.var
             gain = (var + sqr) / (var / (batch / application.bounds.initial) + sqr)
             step_s, sync_s = application.times(job.placement, config.atomic_batch)
-            job.shown = step_s, sync_s, gain
-            if self.observe(job, step_s, sync_s) and self.models:
+            job.measured = step_s, sync_s, gain
+            if self.observe(job, step_s, sync_s) and self.fits_models:
                 self.refit(job, fit)
             total_s = step_s + (step_s - sync_s) * config.accumulation
             rate = gain / total_s * speed
@@ -285,23 +287,23 @@ class Osdi21World(Fleet[SimulatedJob]):
                 seconds -= spent_s
                 self._end_epoch(job, application)
             if self.adapts and job.placement:
-                self.change_batch(job, self.wanted_batch(job, config))
+                self.change_batch(job, self.effective_config(job, config))
 
     def _end_epoch(self, job: SimulatedJob, application: Application) -> None:
         job.epoch += 1
         done = job.epoch == application.epochs
         if done or job.progress - job.sampled[1] >= application.progress[-1] / SAMPLES:
             self.sample(job, job.clock_s)
-            if self.models:
+            if self.fits_models:
                 self.refit(job, fit)
         self.evaluated(job, reached=done)
 
 
 @lru_cache(maxsize=10_000)
 def fit(points: tuple[ProfilePoint, ...]) -> tuple[ThroughputParameters, float]:
-    """Jobs of one application often profile the same, and times are exact: each profile is fitted once."""
-    found = fit_throughput(points)
-    return found.parameters, found.error
+    """Jobs of one application often have the same exact times, so each set of points is fitted once."""
+    fitted = fit_throughput(points)
+    return fitted.parameters, fitted.error
 
 
 @lru_cache(maxsize=100_000)

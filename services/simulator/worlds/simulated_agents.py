@@ -1,6 +1,6 @@
-"""The agents of a simulated cluster: `reconcile` decides what they do, as it does live. Pure.
+"""The agents of a simulated cluster. `reconcile` decides what they do, as it does live. Pure.
 
-Processes are records; what they do, and when, is their world's.
+A process is only a record here; the world decides what it does, and when.
 """
 
 from collections.abc import Callable
@@ -36,19 +36,18 @@ from services.job_agent.unsaved import Unsaved
 
 @dataclass(eq=False)
 class SimulatedProcess:
-    """A replica, or where it has a `claim`, a verifier."""
+    """A replica, or a verifier if it has a `claim`."""
 
     record: ReplicaRecord | VerifierRecord
     agent: "SimulatedAgent"
     started_s: float
     claim: VerifyOrder | None = None
     built: bool = False
-    """Whether its task is: before that it looks at no orders."""
+    """Whether its task is built; until then it ignores orders."""
     in_group: bool = False
-    """Whether it trains, or connects to others in order to."""
+    """Whether it trains, or is connecting to a group."""
     has_state: bool = False
-    ends: bool = False
-    """Whether there is nothing more to come of it than its exit."""
+    exiting: bool = False
 
     @property
     def job_id(self) -> str:
@@ -64,18 +63,18 @@ class SimulatedProcess:
 
     @property
     def order(self) -> ReplicaOrder:
-        """Its newest."""
+        """The newest one it has."""
         assert isinstance(self.record, ReplicaRecord)
         return self.record.order
 
 
 class SimulatedAgent:
-    """One node's. `tell` takes what goes to the scheduler and into the log."""
+    """The agent of one node. `emit` takes what goes to the scheduler and into the log."""
 
     def __init__(
-        self, node: str, slots: int, save_s: float, tell: Callable[[str, Fact | Event], None]
+        self, node: str, slots: int, save_s: float, emit: Callable[[str, Fact | Event], None]
     ) -> None:
-        self.node, self.slots, self._tell = node, slots, tell
+        self.node, self.slots, self._emit = node, slots, emit
         self.processes: dict[str, SimulatedProcess] = {}
         self.orders: Orders | None = None
         self._started = 0
@@ -83,7 +82,7 @@ class SimulatedAgent:
         self._unsaved = Unsaved(node, save_s)
 
     def follow(self, orders: Orders, now_s: float) -> tuple[list[SimulatedProcess], list[SimulatedProcess]]:
-        """Take newer orders. The processes that were started, and those that were killed."""
+        """Take newer orders. Returns the processes that were started, and those that were killed."""
         self.orders = orders
         self._unsaved.follow(orders, now_s)
         return self.reconcile(now_s)
@@ -128,7 +127,7 @@ class SimulatedAgent:
         record = ReplicaRecord(
             name=name, job_id=job_id, serial=self._started, phase=Phase.ACTIVE, order=start.order
         )
-        self.tell(
+        self.emit(
             ReplicaStarted(
                 job_id=job_id,
                 node=self.node,
@@ -142,7 +141,7 @@ class SimulatedAgent:
     def _start_verifier(self, claim: VerifyOrder, now_s: float) -> SimulatedProcess:
         job_id, name = claim.spec.id, self._new_name()
         record = VerifierRecord(name=name, job_id=job_id, checkpoint=claim.checkpoint, phase=Phase.ACTIVE)
-        self.tell(VerificationStarted(job_id=job_id, node=self.node, replica=name, pid=self._started))
+        self.emit(VerificationStarted(job_id=job_id, node=self.node, replica=name, pid=self._started))
         return self._keep(SimulatedProcess(record, self, now_s, claim))
 
     def _new_name(self) -> str:
@@ -154,32 +153,32 @@ class SimulatedAgent:
         return process
 
     def exited(self, process: SimulatedProcess, code: int, now_s: float) -> None:
-        """The process is no more. `reconcile` has to follow."""
+        """Record that the process is gone. Call `reconcile` afterwards."""
         job_id, name = process.job_id, process.record.name
-        self.tell(ReplicaExited(job_id=job_id, node=self.node, replica=name, exit_code=code))
+        self.emit(ReplicaExited(job_id=job_id, node=self.node, replica=name, exit_code=code))
         if process.active:
             process.record = structs.replace(process.record, phase=Phase.GONE)
         else:
             del self.processes[name]
-        if job_id in self._saved and not self._lives(job_id):
-            self.tell(self._saved.pop(job_id))
+        if job_id in self._saved and not self._has_process(job_id):
+            self.emit(self._saved.pop(job_id))
 
     def saved(self, fact: JobSaved) -> None:
-        """To be told when the job's processes here have gone."""
+        """Keep the fact until the job's processes on this node are gone, and report it then."""
         self._saved[fact.job_id] = fact
 
     def answer(self, now_s: float) -> None:
-        """Say of whom nothing was running when it had to leave."""
-        for fact in self._unsaved.answers(self._lives, now_s):
-            self.tell(fact)
+        """Report the jobs that had to leave this node and had no process on it."""
+        for fact in self._unsaved.answers(self._has_process, now_s):
+            self.emit(fact)
 
-    def _lives(self, job_id: str) -> bool:
+    def _has_process(self, job_id: str) -> bool:
         return any(
             process.job_id == job_id and process.record.phase is not Phase.GONE
             for process in self.processes.values()
         )
 
-    def tell(self, what: Fact | Event) -> None:
-        if isinstance(what, Fact):
-            self._unsaved.note(what)
-        self._tell(self.node, what)
+    def emit(self, content: Fact | Event) -> None:
+        if isinstance(content, Fact):
+            self._unsaved.note(content)
+        self._emit(self.node, content)

@@ -1,13 +1,12 @@
 """A world without files: jobs whose models are drawn from a seed, for clusters of any size.
 
-Four families, from jobs of minutes on one slot to those of days. A job's step times follow the throughput
-model of Pollux (section 3.2) exactly, with parameters around those of its family; its gradient noise grows
-geometrically over its training, as has been measured on real ones (McCandlish et al. 2018), so that larger
-batches become worth more. It completes after `EPOCHS` equal parts of its progress. What it declares as its
-budget is more than that, by a factor that nobody is told.
+There are four families of jobs, from minutes to days on one slot. A job's step times follow the throughput
+model of Pollux (section 3.2) exactly, with parameters around those of its family. Its gradient noise grows
+geometrically during the training, as has been measured on real jobs (McCandlish et al. 2018), so that larger
+batches become more useful. It completes after `EPOCHS` equal parts of its progress. The budget that it
+declares is larger than its need, by a factor that policies do not know.
 
-A job's draw depends on the world's seed and on the job's name alone: the same job is the same in any
-workload.
+A job's model depends only on the world's seed and on the job's name: a job is the same in every workload.
 """
 
 import math
@@ -37,25 +36,25 @@ EPOCHS = 10
 RESTART_S = 30.0
 MAX_REPLICAS = 64
 REFIT_ERROR = 0.05
-"""A new configuration whose times the present model tells up to this (relative) needs no new fit."""
+"""A configuration whose times the current model predicts within this relative error needs no new fit."""
 SPREAD = 0.3
-"""Standard deviation of the logarithm of a job's times around its family's; its noise: twice that."""
-LEAST_OF_DECLARED = 0.7
-"""A job needs between this and all of the progress that it declares."""
-BUSY = 0.6
-"""A generated workload comes so fast that its jobs, each on one slot at M0, would use this much of the
-cluster."""
+"""Standard deviation of a job's log times around those of its family; for the log noise, twice as much."""
+MIN_NEEDED_FRACTION = 0.7
+"""A job needs at least this fraction of the progress that it declares, and at most all of it."""
+UTILIZATION = 0.6
+"""The rate of arrivals in a generated workload: on one slot each at M0, its jobs would use this fraction of
+the cluster."""
 
 
 class Family(Struct, frozen=True):
-    """`hours` bounds what a job needs on one slot at M0, `replicas` (powers of two) what its user asks for,
-    `noise` is the ratio of gradient variance to squared norm at M0 at the start and at the end."""
-
     share: float
     """Of the jobs of a generated workload."""
     hours: tuple[float, float]
+    """Least and most that a job needs on one slot at M0."""
     replicas: tuple[int, int]
+    """Fewest and most that a user requests; powers of two."""
     noise: tuple[float, float]
+    """Gradient variance at M0 / squared norm of the gradient, at the start and at the end of the training."""
     initial_batch_size: int
     max_batch_size: int
     min_atomic_batch: int
@@ -120,7 +119,7 @@ FAMILIES = {
 
 
 def _application(name: str, family: Family) -> ApplicationSpec:
-    """Its declared progress is that of the family's longest job."""
+    """Its progress budget is that of the family's longest job."""
     initial = family.initial_batch_size
     steps = 3600.0 * family.hours[1] / float(step_time(family.parameters, 1, 1, initial, 0))
     return ApplicationSpec(
@@ -145,14 +144,14 @@ APPLICATIONS = {name: _application(name, family) for name, family in FAMILIES.it
 
 
 class SyntheticModel(Struct, frozen=True):
-    """What is true of one job."""
+    """The true model of one job."""
 
     parameters: ThroughputParameters
     statistics: tuple[GradientStatistics, ...]
-    """In each of its epochs."""
+    """By epoch."""
     progress: float
-    """What it needs in all."""
-    declared: float
+    """What the job needs."""
+    declared_progress: float
     hours: float
     """On one slot at M0."""
 
@@ -169,7 +168,10 @@ def draw_model(application: str, job_id: str, seed: int) -> SyntheticModel:
         own,
         alpha_c=own.alpha_c * compute,
         beta_c=own.beta_c * compute,
-        **{name: getattr(own, name) * network for name in ("alpha_n", "beta_n", "alpha_r", "beta_r")},
+        alpha_n=own.alpha_n * network,
+        beta_n=own.beta_n * network,
+        alpha_r=own.alpha_r * network,
+        beta_r=own.beta_r * network,
     )
     start, end = family.noise
     growth = [(end / start) ** (epoch / (EPOCHS - 1)) for epoch in range(EPOCHS)]
@@ -178,20 +180,20 @@ def draw_model(application: str, job_id: str, seed: int) -> SyntheticModel:
         parameters=parameters,
         statistics=tuple(GradientStatistics(sqr=1.0, var=start * noise_factor * g) for g in growth),
         progress=progress,
-        declared=progress / (LEAST_OF_DECLARED + (1.0 - LEAST_OF_DECLARED) * rng.random()),
+        declared_progress=progress / (MIN_NEEDED_FRACTION + (1.0 - MIN_NEEDED_FRACTION) * rng.random()),
         hours=hours,
     )
 
 
 def generate(jobs: int, seed: int, slots: int) -> Workload:
-    """So many jobs of all families, coming at random at a mean rate that keeps `slots` slots busy."""
+    """A workload of jobs of all families. They arrive at random, at a mean rate that keeps `slots` busy."""
     rng = np.random.default_rng([seed, jobs])
     names = list(FAMILIES)
     drawn = rng.choice(len(names), size=jobs, p=[family.share for family in FAMILIES.values()])
     specs = []
     hours = 0.0
-    for number, kind in enumerate(drawn.tolist()):
-        name = names[kind]
+    for number, family_number in enumerate(drawn.tolist()):
+        name = names[family_number]
         family = FAMILIES[name]
         job_id = f"{name}-{number}"
         hours += draw_model(name, job_id, seed).hours
@@ -204,7 +206,7 @@ def generate(jobs: int, seed: int, slots: int) -> Workload:
             batch_size=min(family.initial_batch_size * replicas, family.max_batch_size),
         )
         specs.append(complete_spec(fields, APPLICATIONS, job_id, seed))
-    gaps_s = rng.exponential(3600.0 * hours / (slots * BUSY * jobs), size=jobs)
+    gaps_s = rng.exponential(3600.0 * hours / (slots * UTILIZATION * jobs), size=jobs)
     rows = [
         Arrival(at_s=at_s, spec=spec) for at_s, spec in zip(accumulate(gaps_s.tolist()), specs, strict=True)
     ]
@@ -215,21 +217,20 @@ def generate(jobs: int, seed: int, slots: int) -> Workload:
 class SyntheticJob(SimulatedJob):
     model: SyntheticModel
     pace: tuple[float, float] = (0.0, 0.0)
-    """Seconds of a step, and progress that it is worth, in the present configuration and epoch."""
-    paced: tuple[object, ...] = ()
-    """The configuration and the epoch that `pace` is of."""
+    """Seconds and progress of a step, in the configuration and epoch of `pace_key`."""
+    pace_key: tuple[object, ...] = ()
 
 
-def _told(job: SyntheticJob, pass_s: float, last_s: float) -> bool:
-    """Whether the job's model tells the times of its present configuration."""
+def _is_predicted(job: SyntheticJob, pass_s: float, last_s: float) -> bool:
+    """Whether the job's model predicts the times of its current configuration."""
     if job.parameters is None:
         return False
     atomic = job.config.atomic_batch
-    told_s = (
+    predicted_s = (
         accumulation_time(job.parameters, atomic),
         last_pass_time(job.parameters, len(job.placement), job.replicas, atomic),
     )
-    return np.allclose(told_s, (pass_s, last_s), rtol=REFIT_ERROR, atol=0.0)
+    return np.allclose(predicted_s, (pass_s, last_s), rtol=REFIT_ERROR, atol=0.0)
 
 
 def _fit(points: Sequence[ProfilePoint]) -> tuple[ThroughputParameters, float]:
@@ -238,22 +239,23 @@ def _fit(points: Sequence[ProfilePoint]) -> tuple[ThroughputParameters, float]:
 
 
 class SyntheticWorld(Fleet[SyntheticJob]):
-    """`slots` a node, for the oracle. Jobs train with the batch that they are ordered to."""
+    """Jobs train with the batch size of their orders."""
 
     event_driven = False
     accumulates_alone = False
     applications = APPLICATIONS
 
     def __init__(self, *, seed: int = 0, slots: int = 4, restart_s: float = RESTART_S) -> None:
+        """`slots` of each node, for the oracle."""
         super().__init__(restart_s)
         self.seed, self.slots = seed, slots
         self.oracle = self
         self._oracle_steps_s: dict[tuple[str, int], float] = {}
 
-    def complete(self, spec: JobSpec) -> JobSpec:
+    def add_job(self, spec: JobSpec) -> JobSpec:
         model = draw_model(spec.application, spec.id, self.seed)
         most = min(spec.max_replicas, max(MAX_REPLICAS, spec.replicas))
-        spec = structs.replace(spec, max_replicas=most, max_progress=model.declared)
+        spec = structs.replace(spec, max_replicas=most, max_progress=model.declared_progress)
         self.jobs[spec.id] = SyntheticJob(spec=spec, model=model)
         return spec
 
@@ -275,8 +277,8 @@ class SyntheticWorld(Fleet[SyntheticJob]):
 
     def _pace(self, job: SyntheticJob) -> tuple[float, float]:
         key = (job.group, job.config, job.epoch)
-        if key != job.paced:
-            job.paced = key
+        if key != job.pace_key:
+            job.pace_key = key
             job.statistics = job.model.statistics[job.epoch]
             parameters, nodes, replicas = job.model.parameters, len(job.placement), job.replicas
             atomic, passes = job.config.atomic_batch, job.config.accumulation
@@ -285,8 +287,8 @@ class SyntheticWorld(Fleet[SyntheticJob]):
             batch = job.config.total_batch(replicas)
             gained = float(gain(job.statistics, batch / job.spec.min_batch_size))
             job.pace = passes * pass_s + last_s, gained
-            job.shown = last_s, last_s - pass_s, gained
-            if self.observe(job, last_s, last_s - pass_s) and not _told(job, pass_s, last_s):
+            job.measured = last_s, last_s - pass_s, gained
+            if self.observe(job, last_s, last_s - pass_s) and not _is_predicted(job, pass_s, last_s):
                 self.refit(job, _fit)
         return job.pace
 

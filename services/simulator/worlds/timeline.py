@@ -1,4 +1,4 @@
-"""What is to come in a world of events, by time, and what has happened. Pure."""
+"""Pending actions of an event-driven world, ordered by time, and the events they have produced. Pure."""
 
 import heapq
 from collections.abc import Callable, Sequence
@@ -6,37 +6,37 @@ from itertools import count
 from typing import Any
 
 from common.protocol import Event, Fact
-from services.simulator.worlds.interface import Happening
+from services.simulator.worlds.interface import WorldEvent
 
 
 class Timeline:
-    """`stops`: facts after which time stands still, for the scheduler to answer them."""
+    """`stops` are the facts that stop the clock, so that the scheduler can respond to them."""
 
     def __init__(self, stops: tuple[type, ...]) -> None:
         self.now_s = 0.0
         self._stops = stops
         self._stopped = False
-        self._to_come: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._pending: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._order = count()
-        self._happened: list[Happening] = []
+        self._events: list[WorldEvent] = []
 
     def after(self, seconds: float, act: Callable[..., None], *arguments: Any) -> None:
-        heapq.heappush(self._to_come, (self.now_s + seconds, next(self._order), act, arguments))
+        heapq.heappush(self._pending, (self.now_s + seconds, next(self._order), act, arguments))
 
-    def tell(self, source: str, what: Fact | Event) -> None:
-        self._stopped = self._stopped or isinstance(what, self._stops)
-        self._happened.append(Happening(self.now_s, source, what))
+    def emit(self, source: str, content: Fact | Event) -> None:
+        self._stopped = self._stopped or isinstance(content, self._stops)
+        self._events.append(WorldEvent(self.now_s, source, content))
 
-    def take(self) -> Sequence[Happening]:
-        """What has been told since it was last asked for, by time."""
-        happened, self._happened = self._happened, []
-        return happened
+    def take_events(self) -> Sequence[WorldEvent]:
+        """The events since the last call, in order of time."""
+        events, self._events = self._events, []
+        return events
 
     def advance(self, until_s: float) -> None:
-        """Let come what comes up to `until_s`, or to the first fact that stops the time."""
+        """Run the actions that are due by `until_s`, up to the first fact that stops the clock."""
         self._stopped = False
-        while self._to_come and self._to_come[0][0] <= until_s and not self._stopped:
-            self.now_s, _, act, arguments = heapq.heappop(self._to_come)
+        while self._pending and self._pending[0][0] <= until_s and not self._stopped:
+            self.now_s, _, act, arguments = heapq.heappop(self._pending)
             act(*arguments)
         if not self._stopped:
             self.now_s = until_s

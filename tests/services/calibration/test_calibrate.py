@@ -1,329 +1,79 @@
-"""What `coadapt calibrate` plans, sums up, remembers and writes; nothing is measured here."""
+"""A calibration makes real trainings, repeats failed measurements, and finds unreadable profiles."""
 
+import pickle
 import re
-import tomllib
+from collections.abc import Callable, Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from msgspec.structs import replace
 
-from common.lifecycle import UserError
-from common.protocol import TrainingSample
-from common.types import JobConfig
-from services.calibration.calibrate import unreadable
-from services.calibration.calibration_plan import (
-    Curve,
-    GridPoint,
-    Life,
-    Placed,
-    Row,
-    configs,
-    costs,
-    easiest,
-    hardest,
-    is_small,
-    merge,
-    placements,
-    point,
-    times,
-    totals,
-    unmeasurable,
-)
-from services.calibration.measurements import FILE, Journal
-from services.calibration.profile_files import read_machine, write_machine, write_profile
+from common.config import AgentConfig, ApplicationsConfig, Config
+from services.bench.agent_cluster import BenchError
+from services.calibration.calibrate import ATTEMPTS, Calibration, why_unreadable, with_retries
+from services.calibration.calibration_plan import PlannedTraining
+from services.calibration.finished_parts import FinishedParts
+from tests.fixtures import quick_app
+from tests.fixtures.measurements import COSTS, GRID, curve_row
 from workloads.applications import applications
-from workloads.files.measured_profile import read_profiles
 
 DIGITS = applications()["digits-cnn"]
-CHAR_LM = applications()["char-lm"]
 
 
-# --------------------------------------------------------------------------- the grid
+def test_real_trainings_are_made_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """In this process, with arguments and results pickled as for other processes."""
+
+    def here(body: Callable[[PlannedTraining], object], cases: Sequence[PlannedTraining]) -> Iterator[object]:
+        for case in cases:
+            yield pickle.loads(pickle.dumps(body(pickle.loads(pickle.dumps(case)))))
+
+    monkeypatch.setattr("services.calibration.calibrate.in_processes", here)
+    spec = quick_app.SPEC
+    config = Config(agent=AgentConfig(slots=1), applications=ApplicationsConfig(modules=(quick_app.MODULE,)))
+    with FinishedParts(tmp_path, {}, fresh=False) as parts:
+        for part in ("quick/placement/1", "quick/placement/1-1", "lives"):
+            parts.add(part, None)
+        calibration = Calibration(config, [spec], [spec], range(1), parts)
+        calibration.measure()
+        curves = calibration.curves(spec)
+    assert curves.keys() == {24, 48}
+    for rows in curves.values():
+        assert rows[-1].metric <= spec.target < rows[0].metric
+        assert all(former.progress < later.progress for former, later in pairwise(rows))
+        assert min(row.sqr for row in rows) > 0.0
+    assert curves[48][-1].iteration < curves[24][-1].iteration
 
 
-def test_every_small_placement_and_one_of_each_larger_size_is_measured():
-    rows = placements(2, 4)
-    small = {row for row in rows if sum(row) <= 4}
-    assert small == {(1,), (2,), (3,), (4,), (1, 1), (2, 1), (2, 2), (3, 1)}
-    assert [row for row in rows if sum(row) > 4] == [(4, 4), (4, 3), (3, 3), (3, 2)]
+def test_a_failed_measurement_is_repeated_a_limited_number_of_times(capsys: pytest.CaptureFixture[str]):
+    losses = [BenchError("a replica was lost")] * 2
 
+    def measure() -> None:
+        if losses:
+            raise losses.pop()
 
-def test_a_job_grows_and_then_shrinks_over_two_nodes():
-    sizes = [sum(row) for row in placements(2, 4)]
-    assert sizes == sorted(sizes[:4]) + sorted(sizes[4:], reverse=True)
-    assert placements(1, 2) == [(1,), (2,)]
-
-
-def test_there_is_always_a_larger_group_for_a_table_of_its_own():
-    assert [(row, is_small(row, 1)) for row in placements(2, 1)] == [((1,), True), ((1, 1), False)]
-
-
-@pytest.mark.parametrize("spec", applications().values(), ids=applications())
-def test_local_batches_reach_from_the_least_to_the_largest_and_stay_within_the_bounds(spec):
-    for replicas in range(1, 9):
-        found = configs(spec, replicas)
-        sizes = sorted({config.atomic_batch for config in found})
-        whole = spec.initial_batch_size / (2 if replicas == 1 else replicas)
-        assert sizes[0] - 1 < max(spec.min_atomic_batch, whole) <= sizes[0]
-        assert sizes[-1] == min(spec.max_atomic_batch, spec.max_batch_size // replicas)
-        assert all(later <= 2 * former for former, later in pairwise(sizes))
-        for config in found:
-            assert spec.initial_batch_size <= config.total_batch(replicas) <= spec.max_batch_size
-
-
-def test_passes_are_accumulated_where_jobs_do_so():
-    alone = [(config.atomic_batch, config.accumulation) for config in configs(DIGITS, 1)]
-    assert alone == [(8, 1), (16, 0), (16, 1), (32, 0), (32, 1), (64, 0), (64, 1)]
-    assert [config.atomic_batch for config in configs(DIGITS, 2)] == [8, 16, 32, 64]
-    accumulated = [config.atomic_batch for config in configs(CHAR_LM, 2) if config.accumulation]
-    assert accumulated == [CHAR_LM.max_atomic_batch]
-
-
-def test_a_group_that_no_batch_is_large_enough_for_is_not_measured():
-    assert configs(replace(DIGITS, min_atomic_batch=64), 4) == []
-    assert configs(replace(DIGITS, max_atomic_batch=4), 1) == []
-
-
-@pytest.mark.parametrize(
-    ("bounds", "reason"),
-    [
-        ({}, ""),
-        ({"min_atomic_batch": 32}, "no group of more than 4 replicas, which have a table of their own, can"),
-        ({"max_atomic_batch": 3}, "no group of at most 4 replicas can have a batch"),
-        ({"min_atomic_batch": 200}, "no group of at most 4 replicas can have a batch"),
-    ],
-)
-def test_an_application_that_would_lack_a_table_is_told_before_it_is_measured(bounds, reason):
-    assert unmeasurable(replace(DIGITS, **bounds), 2, 4).startswith(reason)
-    assert bool(unmeasurable(replace(DIGITS, **bounds), 2, 4)) == bool(reason)
-
-
-def test_total_batches_double_up_to_the_largest():
-    assert totals(DIGITS) == [16, 32, 64, 128]
-    assert totals(replace(DIGITS, max_batch_size=100)) == [16, 32, 64, 96]
-    assert totals(replace(DIGITS, max_batch_size=16)) == [16]
-
-
-def test_a_target_is_hard_in_the_direction_of_its_metric():
-    assert (easiest(DIGITS), hardest(DIGITS)) == (0.5, 0.975)
-    assert (easiest(CHAR_LM), hardest(CHAR_LM)) == (5.0, 2.5)
-
-
-# --------------------------------------------------------------------------- points
-
-
-def sample(step_s: float, steps: int = 10, window_s: float = 0.5, accumulation: int = 0) -> TrainingSample:
-    return TrainingSample(
-        job_id="a",
-        generation=1,
-        nodes=1,
-        replicas=2,
-        config=JobConfig(atomic_batch=16, accumulation=accumulation),
-        window_s=window_s,
-        steps=steps,
-        timed_steps=steps,
-        accumulation_s=0.03,
-        step_s=step_s,
-        sync_s=0.01,
-        total_steps=0,
-        total_examples=0,
-        progress=0.0,
-        epoch=0,
-        loss=0.0,
-        gain=1.0,
-    )
-
-
-def test_a_point_is_the_medians_of_its_samples():
-    config = JobConfig(atomic_batch=16)
-    found = point(config, [(sample(s), 0) for s in (0.04, 0.05, 0.09)])
-    assert (found.atomic, found.step_s, found.sync_s, found.steps) == (16, 0.05, 0.01, 30)
-    assert (found.pass_s, found.accumulated) == (0.03, False)
-    accumulated = JobConfig(atomic_batch=16, accumulation=1)
-    assert point(accumulated, [(sample(0.05, accumulation=1), 0)]).accumulated
-
-
-def test_steps_that_accumulate_tell_the_times_where_there_are_no_others():
-    plain = point(JobConfig(atomic_batch=16), [(sample(0.05), 0)])
-    accumulated = point(JobConfig(atomic_batch=16, accumulation=1), [(sample(0.08, accumulation=1), 0)])
-    assert times(Placed(points=(plain, accumulated))) == {16: (0.05, 0.01, 0.03)}
-    assert times(Placed(points=(accumulated, plain))) == {16: (0.05, 0.01, 0.03)}
-    assert times(Placed(points=(accumulated,))) == {16: (0.08, 0.01, 0.03)}
-
-
-def test_windows_that_hold_warm_up_steps_tell_nothing_of_the_time_between_steps():
-    cold = replace(sample(0.05, window_s=9.0), timed_steps=7)
-    found = point(JobConfig(atomic_batch=16), [(cold, 0), (sample(0.04, window_s=0.44), 0)])
-    assert (found.quiet_s, found.quiet_steps_s) == (0.44, pytest.approx(0.4))
-    assert found.step_s == pytest.approx(0.045)
-
-
-def test_overhead_and_evaluations_are_told_apart():
-    config = JobConfig(atomic_batch=16)
-    seen = point(config, [(sample(0.05, window_s=0.55), 0), (sample(0.05, window_s=0.95), 2)])
-    table = costs({(1,): Placed(points=(seen,)), (2,): Placed(points=(seen,), resize_s=0.2)}, [])
-    assert table["step_overhead"] == pytest.approx(1.1)
-    # 0.4 s for two evaluations, by one replica and by two that share the work
-    assert table["evaluation_slot_s"] == pytest.approx(0.2)
-    assert table["evaluation_group_s"] == pytest.approx(0.2 - 0.2 / 2)
-    assert table["resize_s"] == 0.2
-    assert "start_s" not in table
-
-
-# --------------------------------------------------------------------------- trainings
-
-
-def row(number: int, metric: float, sqr: float | None = 1.0) -> Row:
-    return Row(
-        progress=25.0 * number,
-        iteration=20 * number,
-        metric=metric,
-        sqr=sqr,
-        var=sqr and 4 * sqr,
-        trusted=float(sqr is not None),
-    )
-
-
-def test_the_first_row_that_meets_a_target_is_the_median_need():
-    courses = ([0.1, 0.9, 0.9], [0.1, 0.2, 0.9], [0.9, 0.3, 0.3])
-    curves = [Curve(rows=tuple(row(n + 1, m) for n, m in enumerate(c)), reached=False) for c in courses]
-    merged = merge(curves, "max")
-    assert [r.metric for r in merged] == [0.1, 0.9, 0.9]
-    assert [r.progress for r in merged] == [25.0, 50.0, 75.0]
-    assert [r.metric for r in merge(curves, "min")] == [0.1, 0.1, 0.1]
-
-
-def test_a_training_that_met_the_hardest_target_keeps_its_metric():
-    short = Curve(rows=(row(1, 0.99),), reached=True)
-    long = Curve(rows=(row(1, 0.1), row(2, 0.5), row(3, 0.7)), reached=False)
-    assert [r.metric for r in merge([short, long, short], "max")] == [0.99, 0.99, 0.99]
-
-
-def test_rows_end_where_most_trainings_are_no_longer_known():
-    short = Curve(rows=(row(1, 0.2),), reached=False)
-    long = Curve(rows=(row(1, 0.1), row(2, 0.5)), reached=False)
-    assert len(merge([short, short, long], "max")) == 1
-    assert len(merge([short, long, long], "max")) == 2
-
-
-def test_statistics_that_nobody_has_yet_are_those_of_the_next_row():
-    rows = merge([Curve(rows=(row(1, 0.1, None), row(2, 0.2), row(3, 0.3, 2.0)), reached=False)], "max")
-    assert [(r.sqr, r.trusted) for r in rows] == [(1.0, 0.0), (1.0, 1.0), (2.0, 1.0)]
-
-
-def test_statistics_are_trusted_by_a_share_of_the_trainings():
-    curves = [Curve(rows=(row(1, 0.1, sqr),), reached=False) for sqr in (None, 3.0, 1.0, 2.0)]
-    assert [(r.sqr, r.trusted) for r in merge(curves, "max")] == [(2.0, 0.75)]
-
-
-# --------------------------------------------------------------------------- what is kept
-
-
-def test_a_second_start_finds_the_finished_parts(tmp_path: Path):
-    life = Life(start_s=1.0, save_s=0.1, exit_s=0.1, verify_s=0.5)
-    with Journal(tmp_path, {"seeds": 3}, fresh=False) as journal:
-        assert not journal.begun
-        journal.add("a/lives", [life])
-    with (tmp_path / FILE).open("ab") as file:
-        file.write(b'{"part":"half')
-    with Journal(tmp_path, {"seeds": 3}, fresh=False) as journal:
-        assert journal.begun
-        assert "a/lives" in journal
-        assert "half" not in journal
-        assert journal.get("a/lives", list[Life]) == [life]
-        journal.add("b", 1)
-        with pytest.raises(UserError, match=r"calibration\.jsonl: b: Expected `str`.*; --fresh begins anew"):
-            journal.get("b", str)
-    with Journal(tmp_path, {"seeds": 3}, fresh=False) as journal:
-        assert journal.get("b", int) == 1
-        journal.finish()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_parts_of_other_settings_are_refused_unless_it_begins_afresh(tmp_path: Path):
-    with Journal(tmp_path, {"slot_speed": 0.2}, fresh=False) as journal:
-        journal.add("a", 1)
-    with pytest.raises(UserError, match=r"begun with slot_speed 0\.2, which is 0\.5 now; --fresh"):
-        Journal(tmp_path, {"slot_speed": 0.5}, fresh=False)
-    with Journal(tmp_path, {"slot_speed": 0.5}, fresh=True) as journal:
-        assert "a" not in journal
-
-
-def test_two_calibrations_do_not_write_one_folder(tmp_path: Path):
-    with (
-        Journal(tmp_path, {}, fresh=False),
-        pytest.raises(UserError, match="another calibration is writing it"),
-    ):
-        Journal(tmp_path, {}, fresh=True)
-
-
-def test_a_folder_that_cannot_be_written_and_a_spoilt_journal_are_told(tmp_path: Path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="file: cannot be written: "):
-        Journal(tmp_path / "file", {}, fresh=False)
-    (tmp_path / FILE).write_text("{}\n{}\n")
-    with pytest.raises(UserError, match=r"calibration\.jsonl: cannot be read: .*; --fresh begins anew"):
-        Journal(tmp_path, {}, fresh=False)
-
-
-MEASURED = GridPoint(
-    atomic=16,
-    step_s=0.05,
-    sync_s=0.01,
-    pass_s=0.035,
-    accumulated=False,
-    steps=20,
-    quiet_s=1.0,
-    quiet_steps_s=1.0,
-    evaluations=(),
-)
-GRID = {
-    (1,): Placed(points=(replace(MEASURED, pass_s=0.045),)),
-    (2, 1): Placed(points=(MEASURED,)),
-    (4, 4): Placed(points=(replace(MEASURED, step_s=0.1),)),
-}
-TABLE = {"start_s": 1.0, "resize_s": 0.2, "verify_s": 0.5, "evaluation_slot_s": 0.3}
+    with_retries(measure)
+    assert capsys.readouterr().err.count("measures again, because a replica was lost") == ATTEMPTS - 1
+    losses = [BenchError("a replica was lost")] * ATTEMPTS
+    with pytest.raises(BenchError, match="a replica was lost"):
+        with_retries(measure)
+    assert losses == []
 
 
 @pytest.mark.parametrize(
     ("lacks", "reason"),
     [
         ({}, ""),
-        ({"curves": {16: [row(1, 0.5)], 32: []}}, "validation-32.csv: needs rows of finite numbers"),
-        ({"curves": {16: [row(1, -0.5)]}}, "validation-16.csv: needs rows of finite numbers, none below 0"),
+        ({"curves": {16: [curve_row(1, 0.5)], 32: []}}, "validation-32.csv: needs rows of finite numbers"),
+        (
+            {"curves": {16: [curve_row(1, -0.5)]}},
+            "validation-16.csv: needs rows of finite numbers, none below 0",
+        ),
         ({"grid": {(1,): GRID[1,]}}, "scalability.csv: needs rows"),
         ({"costs_s": {"start_s": 1.0, "resize_s": 0.2, "verify_s": 0.5}}, ".*field `evaluation_slot_s`"),
     ],
 )
-def test_a_profile_that_no_simulation_would_read_is_told_with_the_reason(lacks, reason):
-    parts = {"costs_s": TABLE, "grid": GRID, "curves": {16: [row(1, 0.5)]}} | lacks
-    told = unreadable(DIGITS, 4, **parts)
-    assert re.match(reason, told)
-    assert bool(told) == bool(reason)
-
-
-def test_a_written_profile_is_what_simulations_read(tmp_path: Path):
-    """Tables that a former calibration has left go."""
-    folder = tmp_path / DIGITS.name
-    folder.mkdir()
-    (folder / "validation-17.csv").write_text("old")
-    write_profile(folder, 4, GRID, {16: [row(1, 0.5), row(2, 0.97)], 32: [row(1, 0.98)]})
-    machine = {
-        "processor": 'a "fast" one',
-        "slot_speed": 0.2,
-        "nodes": 2,
-        "slots": 4,
-        "versions": {"torch": "2"},
-        "applications": {DIGITS.name: TABLE, 'a.b of "mine"': TABLE},
-    }
-    write_machine(tmp_path, machine)
-    assert read_machine(tmp_path) == machine
-    assert tomllib.loads((tmp_path / "machine.toml").read_text()) == machine
-    profile = read_profiles(tmp_path, applications())[DIGITS.name]
-    assert profile.batches == (16, 32)
-    assert profile.times((1, 2), 16) == (0.05, 0.01)
-    assert (profile.pass_s((1, 2), 16), profile.pass_s((1,), 16)) == (0.035, 0.045)
-    assert profile.times((4, 4), 16) == (0.1, 0.01)
-    assert profile.needed_progress(16, DIGITS.target) == 50.0
-    assert profile.costs.evaluation_slot_s == 0.3
+def test_an_unreadable_profile_is_reported_with_the_reason(lacks, reason):
+    parts = {"costs_s": COSTS, "grid": GRID, "curves": {16: [curve_row(1, 0.5)]}} | lacks
+    found = why_unreadable(DIGITS, 4, **parts)
+    assert re.match(reason, found)
+    assert bool(found) == bool(reason)

@@ -1,14 +1,8 @@
-"""What `coadapt calibrate` makes of real trainings, and of the log of real jobs."""
-
-import pickle
-from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
-from pathlib import Path
+"""Lifecycle times of real jobs, read from the log of a run."""
 
 import pytest
 from msgspec.structs import replace
 
-from common.config import AgentConfig, ApplicationsConfig, Config
 from common.protocol import (
     CheckpointSaved,
     Evaluated,
@@ -21,39 +15,11 @@ from common.protocol import (
     VerificationStarted,
 )
 from common.types import JobConfig, JobState
-from services.bench.agent_cluster import BenchError
-from services.calibration import job_costs as lives
-from services.calibration.calibrate import ATTEMPTS, Calibration, again_if_need_be
-from services.calibration.calibration_plan import Life, PlannedTraining
-from services.calibration.measurements import Journal
-from tests.fixtures import quick_app
+from services.calibration.calibration_plan import LifecycleTimes
+from services.calibration.job_costs import read_lifecycles
 
 
-def test_real_trainings_are_made_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """In this process, but as other processes would get and return them."""
-
-    def here(body: Callable[[PlannedTraining], object], cases: Sequence[PlannedTraining]) -> Iterator[object]:
-        for case in cases:
-            yield pickle.loads(pickle.dumps(body(pickle.loads(pickle.dumps(case)))))
-
-    monkeypatch.setattr("services.calibration.calibrate.in_processes", here)
-    spec = quick_app.SPEC
-    config = Config(agent=AgentConfig(slots=1), applications=ApplicationsConfig(modules=(quick_app.MODULE,)))
-    with Journal(tmp_path, {}, fresh=False) as journal:
-        for part in ("quick/placement/1", "quick/placement/1-1", "lives"):
-            journal.add(part, None)
-        calibration = Calibration(config, [spec], [spec], range(1), journal)
-        calibration.measure()
-        curves = calibration.curves(spec)
-    assert curves.keys() == {24, 48}
-    for rows in curves.values():
-        assert rows[-1].metric <= spec.target < rows[0].metric
-        assert all(former.progress < later.progress for former, later in pairwise(rows))
-        assert min(row.sqr for row in rows) > 0.0
-    assert curves[48][-1].iteration < curves[24][-1].iteration
-
-
-def test_starts_and_ends_are_read_from_the_log_of_a_run():
+def test_lifecycle_times_are_read_from_the_log_of_a_run():
     started = GenerationStarted(
         job_id="a",
         generation=1,
@@ -84,20 +50,7 @@ def test_starts_and_ends_are_read_from_the_log_of_a_run():
         EventRecord(run_id="r", source="s", incarnation="i", seq=n, t_s=0.0, wall_s=t, event=event)
         for n, (t, event) in enumerate(events, start=1)
     ]
-    life = lives.read(records)["a"]
-    assert life == Life(start_s=1.5, save_s=pytest.approx(0.3), exit_s=pytest.approx(0.2), verify_s=1.0)
-
-
-def test_a_loss_on_the_way_is_tried_again_but_not_for_ever(capsys: pytest.CaptureFixture[str]):
-    losses = [BenchError("a replica was lost")] * 2
-
-    def measure() -> None:
-        if losses:
-            raise losses.pop()
-
-    again_if_need_be(measure)
-    assert capsys.readouterr().err.count("tries again, since a replica was lost") == ATTEMPTS - 1
-    losses = [BenchError("a replica was lost")] * ATTEMPTS
-    with pytest.raises(BenchError, match="a replica was lost"):
-        again_if_need_be(measure)
-    assert losses == []
+    life = read_lifecycles(records)["a"]
+    assert life == LifecycleTimes(
+        start_s=1.5, save_s=pytest.approx(0.3), exit_s=pytest.approx(0.2), verify_s=1.0
+    )

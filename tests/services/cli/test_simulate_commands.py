@@ -18,10 +18,12 @@ from msgspec import structs
 
 from analysis.summarize import main as summarize
 from services.cli import simulate_commands
-from services.simulator.cases import CLUSTERS, LOCK_FILE, SimulationCase
-from services.simulator.cases import simulate as simulate_case
+from services.simulator.cases import CLUSTERS
+from services.simulator.output_folders import LOCK_FILE
+from services.simulator.run_case import simulate as simulate_case
 from services.simulator.sweeps import BASELINES, sweeps
 from tests.fixtures.profiles import write_profiles
+from tests.fixtures.simulation_cases import case_of
 from workloads.files.generate import REQUESTS
 
 TABLE = "name,time,application,num_replicas,batch_size\na,0,small,1,128\nb,30,small,2,256\n"
@@ -312,7 +314,7 @@ def test_the_log_of_a_calibrated_run_is_clean_and_has_the_speed_of_its_slots(
         ({"--workload": "nowhere"}, "--workload nowhere: no such file"),
         ({"--interference": "0.5"}, "--interference 0.5: allowed only with --world osdi21"),
         ({"--slots": "0"}, "'0': allowed: whole numbers from 1"),
-        ({"--slots": "5"}, "slots 5: allowed in calibrated: 1 to 4, as were measured"),
+        ({"--slots": "5"}, "slots 5: allowed in calibrated: 1 to 4, which were measured"),
     ],
 )
 def test_bad_input_in_the_calibrated_world_is_one_line_and_exit_2(
@@ -363,20 +365,8 @@ def test_an_unreadable_workload_is_refused_before_the_first_of_several_runs(
 def test_a_higher_load_makes_arrivals_denser(tmp_path: Path) -> None:
     path = tmp_path / "two.toml"
     path.write_text(JOBS)
-    case = SimulationCase(
-        label="two",
-        workload=path,
-        policy="fixed",
-        world="calibrated",
-        traces=None,
-        nodes=1,
-        slots=1,
-        round_s=2.0,
-        interference=0.0,
-        seed=0,
-        restart_s=None,
-        out=None,
-        profiles=write_profiles(tmp_path / "profiles"),
+    case = case_of(
+        "calibrated", workload=path, nodes=1, slots=1, profiles=write_profiles(tmp_path / "profiles")
     )
     usual, dense = simulate_case(case), simulate_case(structs.replace(case, load=2.0))
     assert dense.jcts_s["digits-cnn-1"] == usual.jcts_s["digits-cnn-1"]

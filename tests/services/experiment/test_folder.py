@@ -1,4 +1,4 @@
-"""What is done, what is lost, and what is repeated."""
+"""Which runs are done, which are set aside, and which are repeated."""
 
 import json
 import os
@@ -50,13 +50,13 @@ def whole(folder: Folder, run: PlannedRun, reason: str = "") -> RunRecord:
     return record
 
 
-def test_a_run_is_done_when_its_record_is_there(folder: Folder) -> None:
+def test_a_run_is_done_when_it_has_a_record(folder: Folder) -> None:
     record = whole(folder, FIRST)
     half(folder, SECOND)
     assert folder.records(RUNS) == {FIRST: record}
 
 
-def test_the_record_has_every_field_and_says_null_for_what_is_not_known(folder: Folder) -> None:
+def test_the_record_has_every_field_and_null_for_unknown_values(folder: Folder) -> None:
     whole(folder, FIRST)
     fields = json.loads((folder.of(FIRST) / RUN_FILE).read_text())
     assert list(fields) == list(RunRecord.__struct_fields__)
@@ -69,7 +69,7 @@ def test_the_record_has_every_field_and_says_null_for_what_is_not_known(folder: 
     )
 
 
-def test_half_a_run_is_put_aside_and_a_whole_one_kept(folder: Folder) -> None:
+def test_an_interrupted_run_is_set_aside_and_a_complete_one_kept(folder: Folder) -> None:
     whole(folder, FIRST)
     half(folder, SECOND)
     assert folder.lose_halves(RUNS) == [SECOND.name]
@@ -80,7 +80,7 @@ def test_half_a_run_is_put_aside_and_a_whole_one_kept(folder: Folder) -> None:
     assert folder.lose_halves(RUNS) == []
 
 
-def test_a_move_that_was_killed_in_the_middle_is_completed(folder: Folder) -> None:
+def test_a_move_that_was_interrupted_is_completed(folder: Folder) -> None:
     half(folder, FIRST)
     (folder.path / LOST).mkdir()
     folder.of(FIRST).rename(folder.path / LOST / f"{FIRST.name}-4")
@@ -89,7 +89,7 @@ def test_a_move_that_was_killed_in_the_middle_is_completed(folder: Folder) -> No
     assert msgspec.json.decode(record, type=RunRecord).attempt == 4
 
 
-def test_a_run_of_one_job_alone_is_in_a_folder_of_its_kind_and_lost_among_all_others(folder: Folder) -> None:
+def test_isolated_runs_have_their_own_folder_and_are_set_aside_with_the_others(folder: Folder) -> None:
     half(folder, ALONE)
     assert (folder.path / ISOLATED / "isolated-matfac-2/events.jsonl").exists()
     assert folder.lose_halves([ALONE]) == [ALONE.name]
@@ -99,7 +99,7 @@ def test_a_run_of_one_job_alone_is_in_a_folder_of_its_kind_and_lost_among_all_ot
     assert folder.records([FIRST, ALONE]) == {ALONE: record}
 
 
-def test_attempts_are_numbered_after_those_that_were_lost_of_this_run_alone(folder: Folder) -> None:
+def test_attempts_are_numbered_by_run(folder: Folder) -> None:
     assert folder.attempt(FIRST) == 1
     for _ in range(2):
         folder.lose(FIRST, whole(folder, FIRST, "noisy"))
@@ -114,7 +114,7 @@ def test_attempts_are_numbered_after_those_that_were_lost_of_this_run_alone(fold
     ]
 
 
-def test_only_runs_that_are_not_clean_are_repeated_on_demand(folder: Folder) -> None:
+def test_only_unclean_runs_are_repeated_on_demand(folder: Folder) -> None:
     clean = whole(folder, FIRST)
     whole(folder, SECOND, "noisy")
     folder.lose_unclean(RUNS)
@@ -122,14 +122,14 @@ def test_only_runs_that_are_not_clean_are_repeated_on_demand(folder: Folder) -> 
     assert folder.attempt(SECOND) == 2
 
 
-def test_a_record_that_is_no_record_is_named(folder: Folder) -> None:
+def test_an_invalid_record_is_named(folder: Folder) -> None:
     half(folder, FIRST)
     (folder.of(FIRST) / RUN_FILE).write_text("{}")
     with pytest.raises(UserError, match=r"tail-fixed-1/run.json: .*move its folder away"):
         folder.records(RUNS)
 
 
-def test_only_one_command_works_in_a_folder(folder: Folder) -> None:
+def test_only_one_command_can_use_a_folder(folder: Folder) -> None:
     code = (
         "import sys; from pathlib import Path\n"
         "from services.experiment.folder import Folder\n"
@@ -143,9 +143,7 @@ def test_only_one_command_works_in_a_folder(folder: Folder) -> None:
     assert subprocess.run(command, cwd=root).returncode == 0
 
 
-def test_what_is_known_of_the_experiment_is_written_once_and_other_conditions_are_refused(
-    folder: Folder, tmp_path: Path
-) -> None:
+def test_conditions_are_written_once_and_other_conditions_are_refused(folder: Folder, tmp_path: Path) -> None:
     folder.settle(Config())
     written = json.loads((folder.path / "experiment.json").read_text())
     assert written["name"] == "some"
@@ -169,20 +167,20 @@ def test_what_is_known_of_the_experiment_is_written_once_and_other_conditions_ar
 
 
 @pytest.mark.parametrize(
-    ("bounds", "told"),
+    ("bounds", "expected"),
     [
         (LoadBounds(foreign_cpu=0.1), "guard.foreign_cpu was 0.05, is 0.1"),
         (LoadBounds(steal=0.5), "guard.steal was 0.02, is 0.5"),
     ],
 )
-def test_runs_are_kept_by_the_same_bounds(folder: Folder, bounds: LoadBounds, told: str) -> None:
+def test_runs_with_other_bounds_are_refused(folder: Folder, bounds: LoadBounds, expected: str) -> None:
     folder.settle(Config())
-    with pytest.raises(UserError, match=f"other conditions: {told}; move"):
+    with pytest.raises(UserError, match=f"other conditions: {expected}; move"):
         Folder(folder.path, msgspec.structs.replace(DEFINITION, guard=bounds)).settle(Config())
 
 
 def written(root: Path) -> Path:
-    """A program, and what is none of it."""
+    """A program, with files that do not belong to its code."""
     for package in CODE:
         (root / package / "inner/__pycache__").mkdir(parents=True)
         (root / package / "inner/some.py").write_text("x = 1\n")
@@ -192,7 +190,7 @@ def written(root: Path) -> Path:
     return root
 
 
-def test_the_digest_of_the_code_is_of_its_files_wherever_they_are(tmp_path: Path) -> None:
+def test_the_code_digest_depends_on_the_files_and_not_on_their_location(tmp_path: Path) -> None:
     first, second = written(tmp_path / "first"), written(tmp_path / "second")
     assert code_digest(first) == code_digest(second)
     found = {code_digest(first)}
@@ -207,7 +205,7 @@ def test_the_digest_of_the_code_is_of_its_files_wherever_they_are(tmp_path: Path
     assert code_digest() not in found
 
 
-def test_runs_of_other_code_are_not_gone_on_with(
+def test_runs_of_other_code_are_refused(
     folder: Folder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = written(tmp_path / "program")
@@ -224,12 +222,12 @@ def test_a_set_that_has_changed_since_a_run_is_refused(folder: Folder) -> None:
     (folder.of(FIRST) / WORKLOAD_FILE).write_text("as it was")
     folder.check_workloads(RUNS, {("tail", 1): "as it was", ("tail", 11): "as it is"})
     folder.check_workloads(RUNS, {})
-    with pytest.raises(UserError, match=r"tail-fixed-1/workload.toml: the set has changed"):
+    with pytest.raises(UserError, match=r"tail-fixed-1/workload.toml: the set or the profiles have changed"):
         folder.check_workloads(RUNS, {("tail", 1): "as it is"})
 
 
 @pytest.mark.parametrize("run", [FIRST, ALONE], ids=lambda run: run.name)
-def test_processes_that_write_here_are_found_and_ended_and_no_others(
+def test_only_processes_that_write_into_the_folder_are_ended(
     folder: Folder, tmp_path: Path, run: PlannedRun
 ) -> None:
     sleep = [sys.executable, "-c", "import time; print('up', flush=True); time.sleep(60)"]

@@ -1,4 +1,4 @@
-"""The definition of an experiment, its runs in their order, and the workload of each."""
+"""The definition of an experiment, its runs in order, and the workload of each run."""
 
 from pathlib import Path
 
@@ -16,13 +16,13 @@ from services.experiment.plan import (
     planned,
     read_definition,
     shifted,
-    whole_toml,
     with_seeds,
     workloads_of,
 )
 from tests.fixtures.profiles import write_profiles
 from workloads.applications import applications
 from workloads.files.generate import RECIPES
+from workloads.files.toml_text import workload_text
 from workloads.files.workload_file import Workload, read_workload
 
 ROOT = Path(__file__).parents[3]
@@ -51,7 +51,7 @@ def defined(folder: Path, text: str) -> Definition:
     return read_definition(folder / "some.toml")
 
 
-def test_policies_of_the_same_jobs_run_one_after_the_other_seed_by_seed() -> None:
+def test_policies_of_the_same_jobs_run_in_succession_seed_by_seed() -> None:
     runs = planned(DEFINITION)
     groups = [runs[first : first + 3] for first in range(0, len(runs), 3)]
     assert [{(run.seed, run.set) for run in group} for group in groups] == [
@@ -60,12 +60,12 @@ def test_policies_of_the_same_jobs_run_one_after_the_other_seed_by_seed() -> Non
     assert all({run.policy for run in group} == set(POLICIES) for group in groups)
 
 
-def test_every_policy_is_first_in_its_turn() -> None:
+def test_policies_take_turns_to_be_first() -> None:
     firsts = [run.policy for run in planned(DEFINITION)[::3]]
     assert firsts == ["fixed", "dynamic", "pollux", "fixed", "dynamic", "pollux", "fixed", "dynamic"]
 
 
-def test_of_two_policies_each_is_first_as_often_on_every_set() -> None:
+def test_of_two_policies_each_is_first_equally_often_on_every_set() -> None:
     runs = planned(DEFINITION, ["pollux", "dynamic"])
     firsts = [(run.set, run.policy) for run in runs[::2]]
     assert {run.policy for run in runs} == {"dynamic", "pollux"}
@@ -74,14 +74,14 @@ def test_of_two_policies_each_is_first_as_often_on_every_set() -> None:
     )
 
 
-def test_more_seeds_leave_the_order_of_those_before_as_it_was() -> None:
+def test_more_seeds_keep_the_order_of_the_former_ones() -> None:
     more = with_seeds(DEFINITION, 4)
     assert more.seeds == (1, 2, 3, 4)
     assert planned(more)[: len(planned(DEFINITION))] == planned(DEFINITION)
     assert with_seeds(DEFINITION, 1).seeds == (1,)
 
 
-def test_the_plan_can_be_restricted_and_what_is_not_in_it_is_named() -> None:
+def test_the_plan_can_be_restricted_to_names_that_it_has() -> None:
     runs = only(planned(DEFINITION), ["pollux"], ["tail"])
     assert runs == [PlannedRun(set="tail", policy="pollux", seed=seed) for seed in (1, 2)]
     with pytest.raises(UserError, match=r"--policy 'sia': allowed: fixed, dynamic, pollux"):
@@ -90,20 +90,20 @@ def test_the_plan_can_be_restricted_and_what_is_not_in_it_is_named() -> None:
         only(planned(DEFINITION), [], ["demo"])
 
 
-def test_a_policy_with_numbers_has_a_folder_of_its_own() -> None:
+def test_a_policy_with_parameters_has_its_own_folder() -> None:
     run = PlannedRun(set="tail", policy="pollux:power=0,adapt_batch=false", seed=1)
     assert run.name == "tail-pollux-power-0-adapt_batch-false-1"
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ("policies = [", "not valid TOML"),
         ('sets = ["tail"]\nseeds = [1]', "policies"),
         ('policies = []\nsets = ["tail"]\nseeds = [1]', "policies"),
         ('policies = ["fixed"]\nsets = ["tail"]\nseeds = ["one"]', "seeds"),
         ('policies = ["fixed"]\nsets = ["tail"]\nseeds = [-1]', "seeds"),
-        ('policies = ["fixed"]\nsets = ["tail"]\nseeds = [1, 1]', "seeds: 1 stands in it twice"),
+        ('policies = ["fixed"]\nsets = ["tail"]\nseeds = [1, 1]', "seeds: 1 is given twice"),
         ('policies = ["fixed"]\nsets = ["night"]\nseeds = [1]', "'night': allowed: burst, diurnal, steady"),
         ('policies = ["fixed"]\nsets = ["a/x.toml", "b/x.toml"]\nseeds = [1]', "the folder x-fixed-1"),
         ('policies = ["fixed"]\nsets = ["tail"]\nseeds = [1]\nnodes = 0', "nodes"),
@@ -114,14 +114,14 @@ def test_a_policy_with_numbers_has_a_folder_of_its_own() -> None:
         ('policies = ["fixed"]\nsets = ["tail"]\nseeds = [1]\n[guard]\nload = 2.0', "busy_before"),
     ],
 )
-def test_a_bad_definition_is_refused_by_file_and_key(tmp_path: Path, text: str, told: str) -> None:
+def test_an_invalid_definition_is_refused_with_file_and_key(tmp_path: Path, text: str, expected: str) -> None:
     with pytest.raises(UserError) as caught:
         defined(tmp_path, text)
     assert str(caught.value).startswith(str(tmp_path / "some.toml"))
-    assert told in str(caught.value)
+    assert expected in str(caught.value)
 
 
-def test_a_definition_that_is_missing_is_refused(tmp_path: Path) -> None:
+def test_a_missing_definition_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"none.toml: cannot be read: No such file"):
         read_definition(tmp_path / "none.toml")
 
@@ -134,20 +134,20 @@ def test_the_experiment_of_the_project_is_valid() -> None:
     assert expected_s(planned(definition), {}, definition.run_s) < 2.25 * 3600
 
 
-def test_the_cluster_is_that_of_the_definition(tmp_path: Path) -> None:
+def test_the_configuration_has_the_cluster_of_the_definition(tmp_path: Path) -> None:
     text = 'policies = ["fixed"]\nsets = ["tail"]\nseeds = [1]\nslots = 3\nslot_speed = 0.5'
     config = configured(Config(), defined(tmp_path, text))
     assert (config.agent.slots, config.agent.slot_speed) == (3, 0.5)
 
 
-def test_only_policies_of_the_experiment_have_a_memory(tmp_path: Path) -> None:
+def test_only_policies_of_the_experiment_can_have_a_memory(tmp_path: Path) -> None:
     text = 'policies = ["fixed"]\nsets = ["tail"]\nseeds = [1]\nmemory = '
     assert defined(tmp_path, f'{text}["fixed"]').memory == ("fixed",)
-    with pytest.raises(UserError, match="memory: 'pollux' is none of `policies`"):
+    with pytest.raises(UserError, match="memory: 'pollux' is not in `policies`"):
         defined(tmp_path, f'{text}["fixed", "pollux"]')
 
 
-def test_a_set_of_the_users_own_is_found_beside_the_definition_and_shifted_by_the_seed(
+def test_a_users_own_set_is_found_next_to_the_definition_and_its_seeds_are_shifted(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "mine.toml").write_text(OWN_SET)
@@ -166,7 +166,7 @@ def test_a_set_of_the_users_own_is_found_beside_the_definition_and_shifted_by_th
     assert len(set(seeds)) == 4
 
 
-def test_a_recipe_gives_every_policy_the_same_jobs_and_another_seed_others(tmp_path: Path) -> None:
+def test_a_recipe_gives_the_same_jobs_for_the_same_seed_only(tmp_path: Path) -> None:
     text = 'policies = ["fixed"]\nsets = ["steady"]\nseeds = [1]\nprofiles = "measured"'
     write_profiles(tmp_path / "measured")
     workloads = workloads_of(defined(tmp_path, text), applications())
@@ -177,7 +177,7 @@ def test_a_recipe_gives_every_policy_the_same_jobs_and_another_seed_others(tmp_p
     assert read_workload(tmp_path / "written.toml", applications()) == first[0]
 
 
-def test_a_job_that_the_cluster_cannot_run_is_told_before_any_run(tmp_path: Path) -> None:
+def test_a_job_that_the_cluster_cannot_run_is_reported_before_any_run(tmp_path: Path) -> None:
     (tmp_path / "wide.toml").write_text(
         '[[job]]\napplication = "digits-cnn"\nreplicas = 9\nbatch_size = 64\n'
     )
@@ -187,7 +187,7 @@ def test_a_job_that_the_cluster_cannot_run_is_told_before_any_run(tmp_path: Path
 
 
 def alone(tmp_path: Path, text: str) -> dict[str, Workload]:
-    """The workloads of the isolated runs of a definition, as their files are read, by name."""
+    """The workloads of the isolated runs of a definition by name, as read from their files."""
     runs, workloads = isolated(defined(tmp_path, text), applications())
     assert {(run.policy, run.alone) for run in runs} == {("pollux:adapt_replicas=false", True)}
     assert [run.name for run in runs] == [run.set for run in runs]
@@ -200,7 +200,7 @@ def alone(tmp_path: Path, text: str) -> dict[str, Workload]:
     return found
 
 
-def test_every_application_of_the_sets_is_alone_with_one_two_and_four_replicas(tmp_path: Path) -> None:
+def test_isolated_runs_have_every_application_with_one_two_and_four_replicas(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(OWN_SET)
     found = alone(tmp_path, 'policies = ["fixed"]\nsets = ["mine.toml"]\nseeds = [3, 1]')
     assert list(found) == [f"isolated-{name}-{n}" for name in ("digits-cnn", "matfac") for n in (1, 2, 4)]
@@ -214,20 +214,20 @@ def test_every_application_of_the_sets_is_alone_with_one_two_and_four_replicas(t
         assert row.spec.settings == {}
 
 
-def test_no_job_is_alone_with_more_replicas_than_it_or_the_cluster_can_have(tmp_path: Path) -> None:
+def test_isolated_runs_have_no_more_replicas_than_job_and_cluster_allow(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text('[[job]]\napplication = "matfac"\n')
     text = 'policies = ["fixed"]\nsets = ["mine.toml"]\nseeds = [1]\nnodes = 1\nslots = 3'
     assert list(alone(tmp_path, text)) == ["isolated-matfac-1", "isolated-matfac-2"]
 
 
-def test_a_whole_file_says_what_a_job_has_of_its_own(tmp_path: Path) -> None:
+def test_a_written_workload_file_has_the_jobs_own_settings(tmp_path: Path) -> None:
     (tmp_path / "mine.toml").write_text(OWN_SET)
-    text = whole_toml(read_workload(tmp_path / "mine.toml", applications()))
+    text = workload_text(read_workload(tmp_path / "mine.toml", applications()))
     assert 'id = "first"' in text
-    assert 'settings = { "learning_rate" = 1e-05 }' in text
+    assert "settings = { learning_rate = 1e-05 }" in text
 
 
-def test_the_time_left_goes_by_runs_of_the_same_set_then_by_any_then_by_the_definition() -> None:
+def test_the_expected_time_comes_from_runs_of_the_set_then_of_any_then_from_the_definition() -> None:
     tail, burst = (PlannedRun(set=name, policy="fixed", seed=1) for name in ("tail", "burst"))
     assert expected_s([tail, burst], {}, 100.0) == 200.0
     assert expected_s([tail], {burst: 40.0}, 100.0) == 40.0

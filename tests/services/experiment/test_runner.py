@@ -1,4 +1,4 @@
-"""What becomes of a run; the stack is left out."""
+"""The record of a run, without a real stack."""
 
 import os
 from pathlib import Path
@@ -19,7 +19,7 @@ ALONE = PlannedRun(set="isolated-matfac-2", policy=ISOLATED_POLICY, seed=1, alon
 
 
 def task(place: Path, monkeypatch: pytest.MonkeyPatch, run: PlannedRun, code: str) -> RunTask:
-    """One whose run is made at once, and is clean."""
+    """A task whose run ends at once and is clean."""
 
     def attempt(task: RunTask, check: object) -> tuple[dict[str, object], float]:
         config = runner._configured(task)
@@ -40,7 +40,7 @@ def task(place: Path, monkeypatch: pytest.MonkeyPatch, run: PlannedRun, code: st
 
 
 @pytest.mark.parametrize("run", [PLANNED, ALONE], ids=lambda run: run.name)
-def test_a_run_is_recorded_where_its_log_is(
+def test_the_record_of_a_run_is_next_to_its_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, run: PlannedRun
 ) -> None:
     outcome = perform(task(tmp_path, monkeypatch, run, code_digest()))
@@ -48,9 +48,7 @@ def test_a_run_is_recorded_where_its_log_is(
     assert Folder(tmp_path, DEFINITION).records([run]) == {run: outcome.record}
 
 
-def test_policies_that_are_named_have_a_memory_and_no_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_the_named_policies_have_a_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     definition = structs.replace(DEFINITION, policies=("fixed", "pollux"), memory=("pollux",))
     having = {}
     for run in (*planned(definition), ALONE):
@@ -59,10 +57,10 @@ def test_policies_that_are_named_have_a_memory_and_no_others(
     assert having == {"tail-fixed-1": False, "tail-pollux-1": True, ALONE.name: False}
 
 
-def test_a_run_does_not_count_when_the_code_was_changed_in_the_meantime(
+def test_a_run_does_not_count_if_the_code_has_changed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(UserError, match=r"tail-fixed-1: the code of coadapt was changed while"):
+    with pytest.raises(UserError, match=r"tail-fixed-1: the code of coadapt was changed during"):
         perform(task(tmp_path, monkeypatch, PLANNED, "sha256:former"))
     assert (tmp_path / PLANNED.name).exists()
     assert not (tmp_path / PLANNED.name / RUN_FILE).exists()

@@ -4,13 +4,15 @@ import pytest
 
 from analysis.compare.experiment_runs import gather
 from analysis.log.history import replay
-from services.simulator.cases import SimulationCase, claimed, simulate
 from services.simulator.isolated_model import IsolatedModel, Unprofiled, calibrated
 from services.simulator.isolated_times import IsolatedTimes
+from services.simulator.output_folders import claimed
+from services.simulator.run_case import simulate
 from services.simulator.worlds.calibrated import CalibratedWorld
 from tests.fixtures.logs import written
 from tests.fixtures.profiles import write_profiles
 from tests.fixtures.runs import happenings
+from tests.fixtures.simulation_cases import case_of
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -20,7 +22,7 @@ def modelled(tmp_path_factory: pytest.TempPathFactory) -> IsolatedModel:
     return calibrated(write_profiles(tmp_path_factory.mktemp("profiles")))
 
 
-def test_a_job_alone_takes_what_the_calibrated_world_says_on_the_nodes_of_its_run(
+def test_isolated_times_come_from_the_calibrated_world_with_the_nodes_of_the_run(
     modelled: IsolatedModel,
 ) -> None:
     run = replay(written(happenings("tail", "fixed", 1, [10.0, 10.0])))
@@ -37,41 +39,28 @@ def test_a_job_alone_takes_what_the_calibrated_world_says_on_the_nodes_of_its_ru
     assert 0 < faster < slower
 
 
-def test_runs_on_the_same_nodes_share_what_has_been_simulated(modelled: IsolatedModel) -> None:
+def test_runs_on_the_same_nodes_share_simulations(modelled: IsolatedModel) -> None:
     for seed in (1, 2):
         modelled(replay(written(happenings("tail", "fixed", seed, [10.0, 10.0]))))
     assert len(modelled._models) == 1
 
 
-def test_an_application_without_a_profile_is_named(modelled: IsolatedModel) -> None:
-    with pytest.raises(Unprofiled, match=r"smallest: no profile of it; there are .*digits-cnn"):
+def test_the_error_names_an_application_without_a_profile(modelled: IsolatedModel) -> None:
+    with pytest.raises(Unprofiled, match=r"smallest: has no profile; profiles exist of .*digits-cnn"):
         modelled(replay(written(happenings("tail", "fixed", 1, [10.0], application="smallest"))))
 
 
-def test_slots_of_another_speed_than_that_of_the_profiles_are_named(modelled: IsolatedModel) -> None:
+def test_the_error_names_a_node_with_another_slot_speed_than_the_profiles(modelled: IsolatedModel) -> None:
     faster = IsolatedModel(modelled.profiles, slot_speed=0.5)
     with pytest.raises(Unprofiled, match=r"n0 had slots of speed 0.2; the profiles were measured at 0.5"):
         faster(replay(written(happenings("tail", "fixed", 1, [10.0]))))
 
 
-def test_rho_of_a_simulated_run_is_the_simulators_own(tmp_path: Path) -> None:
+def test_rho_from_the_log_of_a_simulated_run_equals_the_rho_of_the_simulator(tmp_path: Path) -> None:
     profiles = write_profiles(tmp_path / "profiles")
-    case = SimulationCase(
-        label="demo",
-        workload=ROOT / "workloads" / "sets" / "demo.toml",
-        policy="fixed",
-        world="calibrated",
-        profiles=profiles,
-        traces=None,
-        nodes=2,
-        slots=4,
-        round_s=2.0,
-        interference=0.0,
-        seed=1,
-        restart_s=None,
-        out=tmp_path / "runs",
-        fairness=True,
-    )
+    demo = ROOT / "workloads" / "sets" / "demo.toml"
+    out = tmp_path / "runs"
+    case = case_of("calibrated", workload=demo, profiles=profiles, seed=1, out=out, fairness=True)
     with claimed(case.out, [case.run_id]):
         result = simulate(case)
     model = calibrated(profiles)

@@ -1,25 +1,25 @@
-"""Finish-time fairness in simulation, and policies side by side."""
+"""Finish-time fairness in simulation, and the comparison of policies."""
 
 import math
 
 import pytest
 
 from common.types import Node
-from services.simulator.cases import alone_in, simulate
 from services.simulator.isolated_times import IsolatedTimes, mean_active
 from services.simulator.policy_table import comparison
+from services.simulator.run_case import isolated_times_for, simulate
 from services.simulator.worlds.synthetic import APPLICATIONS, SyntheticWorld
-from tests.services.simulator.worlds.test_synthetic import case
+from tests.fixtures.simulation_cases import synthetic_case
 from workloads.files.workload_file import JobFields, complete_spec
 
 
-def test_the_mean_number_of_jobs_active_in_a_life_counts_the_job_itself() -> None:
+def test_the_mean_number_of_active_jobs_includes_the_job_itself() -> None:
     assert mean_active([(0.0, 10.0)]) == [1.0]
     assert mean_active([(0.0, 10.0), (5.0, 10.0), (20.0, 30.0), (20.0, 30.0)]) == [1.5, 2.0, 2.0, 2.0]
     assert mean_active([]) == []
 
 
-def test_alone_a_job_takes_what_is_between_whole_numbers_of_slots_and_longer_on_less_than_one() -> None:
+def test_isolated_times_are_interpolated_between_whole_slots_and_longer_below_one() -> None:
     one_node = [Node(name="n", slots=4, slot_speed=1.0)]
     isolated = IsolatedTimes(lambda: SyntheticWorld(seed=2), one_node, round_s=60.0)
     fields = JobFields(application="medium", id="a", replicas=2, batch_size=64)
@@ -34,18 +34,20 @@ def test_alone_a_job_takes_what_is_between_whole_numbers_of_slots_and_longer_on_
     assert math.isfinite(isolated.time_s(spec, 0.0, 3.5))
 
 
-def test_a_job_that_was_alone_took_as_long_as_alone_up_to_the_batches_it_did_not_care_to_change() -> None:
-    one = case("pollux", jobs=1, nodes=1, slots=1, fairness=True)
+def test_a_job_that_ran_alone_has_a_rho_of_about_one() -> None:
+    one = synthetic_case("pollux", jobs=1, nodes=1, slots=1, fairness=True)
     result = simulate(one)
     assert result.rho is not None
     assert result.rho.worst == pytest.approx(1.0, rel=0.01)
     assert simulate(one).rhos == result.rhos
-    assert alone_in(one) is alone_in(case("fixed", jobs=5, nodes=1, slots=1, fairness=True))
+    assert isolated_times_for(one) is isolated_times_for(
+        synthetic_case("fixed", jobs=5, nodes=1, slots=1, fairness=True)
+    )
 
 
-def test_the_comparison_has_a_row_a_policy_and_the_worst_rho_of_all_runs() -> None:
+def test_the_comparison_has_one_row_per_policy_with_the_worst_rho_of_all_runs() -> None:
     results = [
-        simulate(case(policy, label=label, jobs=4, seed=seed, fairness=True))
+        simulate(synthetic_case(policy, label=label, jobs=4, seed=seed, fairness=True))
         for label, seed in (("w1", 1), ("w2", 2))
         for policy in ("fixed", "pollux")
     ]

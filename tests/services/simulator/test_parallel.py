@@ -1,4 +1,4 @@
-"""Runs in several processes: what becomes of them when one is ended, or the user interrupts."""
+"""Simulations in several processes, when one is killed or the user interrupts."""
 
 import os
 import signal
@@ -8,26 +8,26 @@ from typing import Any
 import pytest
 
 from services.simulator.parallel import WorkerLost, simulated
-from tests.services.simulator.worlds.test_synthetic import case
+from tests.fixtures.simulation_cases import synthetic_case
 
-CASES = [case("fixed", jobs=1, seed=seed) for seed in (1, 2, 3)]
+CASES = [synthetic_case("fixed", jobs=1, seed=seed) for seed in (1, 2, 3)]
 
 
-def test_a_process_that_is_ended_is_told_with_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("services.simulator.cases.simulate", lambda _: os._exit(1))
-    with pytest.raises(WorkerLost, match=r"ended from outside .*-j 1 takes less.*: 3 of 3 runs are missing"):
+def test_a_killed_worker_is_reported_with_the_number_of_missing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("services.simulator.run_case.simulate", lambda _: os._exit(1))
+    with pytest.raises(WorkerLost, match=r"killed from outside .*-j 1 needs less.*: 3 of 3 runs are missing"):
         list(simulated(CASES, 2))
     assert WorkerLost.exit_code == 1
 
 
-def test_only_the_process_that_started_the_others_hears_of_an_interrupt(
+def test_only_the_parent_process_receives_an_interrupt(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def blocked(case: Any) -> SimpleNamespace:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         return SimpleNamespace(run_id=case.run_id, mean_jct_s=None, cpu_s=0.0, mask=mask)
 
-    monkeypatch.setattr("services.simulator.cases.simulate", blocked)
+    monkeypatch.setattr("services.simulator.run_case.simulate", blocked)
     results: list[Any] = list(simulated(CASES, 2))
     assert [result.run_id for result in results] == [case.run_id for case in CASES]
     assert all(signal.SIGINT in result.mask for result in results)

@@ -1,4 +1,4 @@
-"""`coadapt simulate` over several policies and workloads: what is refused, and the one table."""
+"""`coadapt simulate` with several policies and workloads: invalid options, and the table."""
 
 import json
 import sys
@@ -10,14 +10,14 @@ import pytest
 from services.cli.main import main as cli
 from services.scheduler.policies.registry import BUILT_IN
 from services.simulator.cases import every_policy, labels
-from tests.services.simulator.worlds.test_synthetic import table
+from tests.fixtures.simulation_cases import write_table
 
 Command = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
 def simulate(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Command:
-    """Runs `coadapt simulate` in this process: exit code, stdout, stderr."""
+    """Runs `coadapt simulate` in this process; returns exit code, stdout, stderr."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
         small = ("--world", "synthetic", "--nodes", "2", "--round-s", "600", "-j", "1")
@@ -44,7 +44,7 @@ def simulate(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
         (("--policy", "fixed", "--workload", "nowhere.csv"), "nowhere.csv: "),
     ],
 )
-def test_what_cannot_be_is_one_line_and_code_2(
+def test_an_invalid_option_gives_one_line_and_exit_code_2(
     simulate: Command, arguments: tuple[str, ...], complaint: str
 ) -> None:
     code, _, err = simulate(*arguments)
@@ -53,15 +53,15 @@ def test_what_cannot_be_is_one_line_and_code_2(
     assert len(err.splitlines()) == 1
 
 
-def test_a_row_that_is_wrong_is_named_and_nothing_is_simulated(simulate: Command, tmp_path: Path) -> None:
-    workload = table(tmp_path, "a,0,small,1,128", "b,nan,small,1,128")
+def test_an_invalid_row_is_named_and_nothing_is_simulated(simulate: Command, tmp_path: Path) -> None:
+    workload = write_table(tmp_path, "a,0,small,1,128", "b,nan,small,1,128")
     code, out, err = simulate("--policy", "fixed", "--workload", str(workload))
     assert code == 2
     assert out == ""
     assert "row 2 (line 3): time 'nan'" in err
 
 
-def test_a_folder_stands_for_its_tables_and_all_for_every_policy_of_our_own(tmp_path: Path) -> None:
+def test_a_folder_stands_for_its_tables_and_all_for_every_policy_of_the_project(tmp_path: Path) -> None:
     for name in ("w-10.csv", "w-2.csv", "notes.txt"):
         (tmp_path / name).write_text("")
     assert list(labels([tmp_path]).values()) == ["w-2", "w-10"]
@@ -69,7 +69,7 @@ def test_a_folder_stands_for_its_tables_and_all_for_every_policy_of_our_own(tmp_
     assert set(every_policy(["srtf", "all"])) == set(BUILT_IN)
 
 
-def test_policies_come_side_by_side_in_one_table(simulate: Command) -> None:
+def test_one_table_compares_the_policies(simulate: Command) -> None:
     given = ("--policy", "fixed", "--policy", "pollux", "--jobs", "5", "--fairness")
     code, out, _ = simulate(*given, "--markdown")
     assert code == 0

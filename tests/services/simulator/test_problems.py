@@ -2,13 +2,13 @@
 
 from msgspec import structs
 
-from services.simulator.cases import simulate
 from services.simulator.problems import problems
-from tests.services.simulator.worlds.test_synthetic import case
+from services.simulator.run_case import simulate
+from tests.fixtures.simulation_cases import synthetic_case
 
 
 def test_every_kind_of_problem_is_one_line_and_a_good_run_has_none() -> None:
-    good = simulate(case("fixed", jobs=1))
+    good = simulate(synthetic_case("fixed", jobs=1))
     assert problems(good) == []
     bad = structs.replace(
         good,

@@ -1,4 +1,4 @@
-"""`coadapt sensitivity`: what it runs, and what it says."""
+"""`coadapt sensitivity`: its runs and its results."""
 
 import json
 from functools import partial
@@ -8,42 +8,14 @@ import pytest
 
 from common.lifecycle import UserError
 from services.scheduler.policies.registry import make_policy
-from services.simulator.cases import SimulationCase
 from services.simulator.sweeps import BASELINES, chosen, distinct, members, sweeps
 from tests.fixtures.profiles import write_profiles
-
-JOBS = """name = "two"
-seed = 1
-[[job]]
-application = "digits-cnn"
-[[job]]
-application = "matfac"
-at_s = 1.0
-replicas = 2
-batch_size = 512
-"""
-
-
-def case(world: str, seed: int = 1) -> SimulationCase:
-    return SimulationCase(
-        label="two",
-        workload=None,
-        policy=BASELINES[world],
-        world=world,
-        traces=None,
-        nodes=2,
-        slots=4,
-        round_s=60.0 if world == "osdi21" else 2.0,
-        interference=0.0,
-        seed=seed,
-        restart_s=None,
-        out=None,
-    )
+from tests.fixtures.simulation_cases import TWO_JOBS, case_of
 
 
 @pytest.mark.parametrize("world", BASELINES)
-def test_every_sweep_has_one_point_at_which_all_is_as_by_default(world: str) -> None:
-    base = case(world)
+def test_every_sweep_has_one_point_with_all_defaults(world: str) -> None:
+    base = case_of(world)
     for sweep in sweeps(world).values():
         assert [point.changes for point in sweep.points if point.default] == [{}]
         assert not sweep.default.parameters
@@ -54,33 +26,35 @@ def test_every_sweep_has_one_point_at_which_all_is_as_by_default(world: str) -> 
 
 
 @pytest.mark.parametrize("world", BASELINES)
-def test_every_policy_of_every_sweep_can_be_had(world: str) -> None:
-    for member in members(chosen(world, ()), [case(world)]):
+def test_every_policy_of_every_sweep_exists(world: str) -> None:
+    for member in members(chosen(world, ()), [case_of(world)]):
         make_policy(member.case.policy)
 
 
-def test_runs_at_the_default_point_are_made_once_for_all_sweeps() -> None:
-    runs = members(chosen("calibrated", ["round", "load"]), [case("calibrated", seed) for seed in (1, 2)])
+def test_sweeps_share_the_runs_of_the_default_point() -> None:
+    runs = members(
+        chosen("calibrated", ["round", "load"]), [case_of("calibrated", seed=seed) for seed in (1, 2)]
+    )
     points, policies, seeds = 5 + 5, 5, 2
     assert len(runs) == points * policies * seeds
     assert len(distinct(runs)) == (points - 1) * policies * seeds
 
 
-def test_how_dense_arrivals_are_is_varied_only_where_jobs_do_not_all_come_at_once() -> None:
-    one = case("calibrated")
+def test_the_load_sweep_skips_workloads_whose_jobs_arrive_together() -> None:
+    one = case_of("calibrated")
     runs = members(chosen("calibrated", ["round", "load"]), [one], {one.label})
     assert {run.sweep for run in runs} == {"round"}
 
 
-def test_a_parameter_goes_to_the_policies_that_take_it_and_not_to_the_baseline() -> None:
-    runs = members(chosen("osdi21", ["power"]), [case("osdi21")])
+def test_only_the_parametrised_policies_get_the_parameters_of_a_point() -> None:
+    runs = members(chosen("osdi21", ["power"]), [case_of("osdi21")])
     asked = {(run.point, run.policy): run.case.policy for run in runs}
     assert asked["0", "pollux"] == "pollux:power=0"
     assert asked["-1", "pollux"] == "pollux"
     assert asked["0", "tiresias"] == "tiresias"
 
 
-def test_an_unknown_sweep_is_refused_with_those_that_there_are() -> None:
+def test_an_unknown_sweep_is_refused_with_the_allowed_names() -> None:
     with pytest.raises(UserError, match="--sweep 'rounds': allowed with --world osdi21: round, restart"):
         chosen("osdi21", ["rounds"])
 
@@ -92,7 +66,7 @@ def sensitivity(coadapt):
 
 def test_one_sweep_over_a_file_in_the_calibrated_world(sensitivity, tmp_path: Path) -> None:
     profiles, jobs = write_profiles(tmp_path / "profiles"), tmp_path / "two.toml"
-    jobs.write_text(JOBS)
+    jobs.write_text(TWO_JOBS)
     common = ("--world", "calibrated", "--profiles", profiles, "--workload", jobs, "--seeds", 1, "-j", 1)
     code, out, err = sensitivity(*common, "--sweep", "ablation", "--out", tmp_path / "out", "--json")
     assert code == 0, err
@@ -110,16 +84,14 @@ def test_one_sweep_over_a_file_in_the_calibrated_world(sensitivity, tmp_path: Pa
     }
 
 
-def test_workloads_whose_jobs_all_come_at_once_are_left_out_of_the_load_sweep(
-    sensitivity, tmp_path: Path
-) -> None:
+def test_the_load_sweep_reports_the_workloads_that_it_skips(sensitivity, tmp_path: Path) -> None:
     profiles, burst, two = (
         write_profiles(tmp_path / "profiles"),
         tmp_path / "burst.toml",
         tmp_path / "two.toml",
     )
-    burst.write_text(JOBS.replace("at_s = 1.0", "at_s = 0.0"))
-    two.write_text(JOBS)
+    burst.write_text(TWO_JOBS.replace("at_s = 1.0", "at_s = 0.0"))
+    two.write_text(TWO_JOBS)
     common = ("--world", "calibrated", "--profiles", profiles, "--sweep", "load", "--seeds", 1, "-j", 1)
     code, out, err = sensitivity(*common, "--workload", burst, "--workload", two, "--json")
     assert code == 0, err
@@ -140,7 +112,7 @@ def test_workloads_whose_jobs_all_come_at_once_are_left_out_of_the_load_sweep(
         (("--world", "calibrated", "--requests", "odd"), "'--requests': 'odd': allowed: tuned, realistic"),
     ],
 )
-def test_what_cannot_be_is_refused(sensitivity, arguments: tuple[str, ...], problem: str) -> None:
+def test_an_invalid_option_is_refused(sensitivity, arguments: tuple[str, ...], problem: str) -> None:
     code, out, err = sensitivity(*arguments)
     assert (code, out) == (2, "")
     assert problem in err

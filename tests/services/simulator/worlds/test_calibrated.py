@@ -1,4 +1,4 @@
-"""The calibrated world: lives of jobs that can be reckoned by hand, and what holds for any of them."""
+"""The calibrated world: jobs whose times can be computed by hand, and properties of all jobs."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -39,7 +39,7 @@ from services.metrics_collector.memory import Memory
 from services.scheduler.policies.interface import ClusterView, Decision, Policy
 from services.scheduler.policies.placement import Board, number_nodes, to_allocation, to_row
 from services.scheduler.policies.registry import make_policy
-from services.simulator.engine import Plan, SimulatedRun, Simulation
+from services.simulator.engine import SimulatedRun, Simulation, SimulationPlan
 from services.simulator.isolated_times import IsolatedTimes
 from services.simulator.perturbation import Perturbation
 from services.simulator.worlds.calibrated import CalibratedWorld
@@ -52,17 +52,17 @@ NODES = [Node(name=f"node-{number}", slots=4, slot_speed=0.2) for number in (1, 
 ONE_SLOT = [Node(name="node-1", slots=1, slot_speed=0.2)]
 START_S, RESIZE_S, VERIFY_S = COSTS["start_s"], COSTS["resize_s"], COSTS["verify_s"]
 PASS_S = 0.04
-"""Of digits-cnn at M0, on one replica and no other."""
+"""One pass of digits-cnn at M0, on a single replica."""
 ON_NODE_S = 0.02
-"""What two replicas on a node need to synchronise."""
+"""Synchronization of two replicas on a node."""
 
 
 EPOCH_STEPS = 94
-"""Of digits-cnn at M0: 1500 examples are 93 steps of 16 and one of 12."""
+"""Of digits-cnn at M0: 93 steps of 16 examples and one of 12."""
 
 
 def train_s(first: int, last: int, replicas: int = 1) -> float:
-    """Of the steps after the first one given up to the last one, at M0."""
+    """Seconds of the steps after number `first` up to number `last`, at M0."""
     step_s = PASS_S if replicas == 1 else 0.03 + ON_NODE_S
     short_ones = last // EPOCH_STEPS - first // EPOCH_STEPS
     return (last - first) * step_s - short_ones * 0.005 / replicas
@@ -76,7 +76,7 @@ def profiles(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, MeasuredP
 
 @pytest.fixture(scope="module")
 def quick(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, MeasuredProfile]:
-    """Jobs that end soon."""
+    """Profiles of short jobs."""
     needs = {"digits_cnn": 100, "mnist1d_conv": 250, "char_lm": 75, "matfac": 150}
     folder = write_profiles(tmp_path_factory.mktemp("quick"), {"save_s": 0.1, "exit_s": 0.05}, **needs)
     return read_profiles(folder, applications())
@@ -84,7 +84,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, MeasuredProf
 
 @dataclass
 class Scripted:
-    """Gives job "a" what its script says from each time on: (seconds, allocation, batch)."""
+    """Gives job "a" the last entry of the script that is due: (time in s, allocation, batch size)."""
 
     script: Sequence[tuple[float, Allocation, int]]
     name: str = "scripted"
@@ -98,7 +98,7 @@ class Scripted:
             if allocation:
                 replicas = sum(placement.replicas for placement in allocation)
                 configs[job.spec.id] = batch_config(batch, replicas, job.spec)
-        reasons = dict.fromkeys(allocations, "as the script says")
+        reasons = dict.fromkeys(allocations, "by script")
         return Decision(allocations=allocations, configs=configs, reasons=reasons)
 
 
@@ -139,8 +139,10 @@ def simulate(
     arrivals = []
     for number, fields in enumerate(jobs):
         spec = complete_spec(fields, world.applications, fields.id or f"job-{number}", number)
-        arrivals.append(Arrival(at_s=fields.at_s, spec=world.complete(spec)))
-    plan = Plan(run_id="run", workload="w", arrivals=arrivals, nodes=nodes, round_s=round_s, seed=seed)
+        arrivals.append(Arrival(at_s=fields.at_s, spec=world.add_job(spec)))
+    plan = SimulationPlan(
+        run_id="run", workload="w", arrivals=arrivals, nodes=nodes, round_s=round_s, seed=seed
+    )
     records: list[EventRecord] = []
     return Outcome(Simulation(plan, world, policy, lambda: 0.0, records.extend).run(), records)
 
@@ -157,10 +159,10 @@ def findings(outcome: Outcome, folder: Path) -> tuple[str, ...]:
     return audit(replay(log.records), log.fault).findings
 
 
-# --------------------------------------------------------------------------- lives by hand
+# --------------------------------------------------------------------------- jobs computed by hand
 
 
-def test_a_job_starts_trains_evaluates_and_is_verified_one_after_the_other(tmp_path: Path) -> None:
+def test_a_job_starts_trains_evaluates_and_is_verified(tmp_path: Path) -> None:
     costs = {"evaluation_slot_s": 0.5, "save_s": 0.125, "exit_s": 0.0625, "step_overhead": 1.1}
     measured = read_profiles(write_profiles(tmp_path / "profiles", costs), applications())
     outcome = simulate(measured, make_policy("fixed"), [digits(at_s=3.0)], nodes=ONE_SLOT)
@@ -186,13 +188,13 @@ def test_replicas_share_the_evaluations(tmp_path: Path) -> None:
     assert outcome.jct_s() == pytest.approx(START_S + train_s(0, 375, 2) + 15 * 0.25 + VERIFY_S)
 
 
-def test_survivors_train_on_until_the_newcomer_is_ready_and_then_lose_the_resize(profiles) -> None:
+def test_survivors_train_until_the_newcomer_is_ready_and_then_lose_only_the_resize(profiles) -> None:
     script = [(0.0, on(node_1=1), 16), (4.0, on(node_1=2), 16)]
     outcome = simulate(profiles, Scripted(script), [digits()])
     (_, second) = outcome.of(GenerationStarted)
     ready_s = 4.0 + START_S - RESIZE_S
     before = next(n for n in range(375) if START_S + train_s(0, n) >= ready_s) + 1
-    """Steps of one replica: the last one begins when all are ready, and all have agreed at its end."""
+    """Steps of one replica. The last one begins when all are ready, and the new group forms at its end."""
     switched_s = START_S + train_s(0, before)
     assert second[0] == pytest.approx(switched_s + RESIZE_S + train_s(before, before + 1, 2))
     assert second[1].seconds_lost == pytest.approx(RESIZE_S)
@@ -201,18 +203,18 @@ def test_survivors_train_on_until_the_newcomer_is_ready_and_then_lose_the_resize
     assert outcome.jct_s() == pytest.approx(switched_s + RESIZE_S + train_s(before, 375, 2) + VERIFY_S)
 
 
-def test_a_group_that_shrinks_waits_for_nobody(profiles) -> None:
+def test_a_shrinking_group_does_not_wait(profiles) -> None:
     script = [(0.0, on(node_1=2), 16), (4.01, on(node_1=1), 16)]
     outcome = simulate(profiles, Scripted(script), [digits()], round_s=4.01)
     before = next(n for n in range(375) if START_S + train_s(0, n, 2) >= 4.01) + 1
-    """The last one begins when the order is there."""
+    """The last step begins after the order has arrived."""
     switched_s = START_S + train_s(0, before, 2)
     left = next(t_s for t_s, event in outcome.of(ReplicaExited) if event.exit_code == 0)
     assert left == pytest.approx(switched_s)
     assert outcome.jct_s() == pytest.approx(switched_s + RESIZE_S + train_s(before, 375) + VERIFY_S)
 
 
-def test_a_change_of_batch_alone_costs_nothing_and_what_was_done_counts_by_the_need(profiles) -> None:
+def test_a_change_of_batch_alone_costs_no_time_and_steps_count_by_the_need_at_their_batch(profiles) -> None:
     script = [(0.0, on(node_1=1), 16), (4.0, on(node_1=1), 64)]
     outcome = simulate(profiles, Scripted(script), [digits()])
     assert len(outcome.of(GenerationStarted)) == 1
@@ -230,7 +232,7 @@ def test_a_change_of_batch_alone_costs_nothing_and_what_was_done_counts_by_the_n
     assert samples[-1].gain == pytest.approx(2.7, abs=0.3), "noise scale 4 to 8 at a scale of 4"
 
 
-def test_a_preempted_job_saves_leaves_and_comes_back_where_it_was(tmp_path: Path) -> None:
+def test_a_preempted_job_saves_its_state_and_resumes_from_it(tmp_path: Path) -> None:
     costs = {"evaluation_slot_s": 0.0, "save_s": 0.5}
     measured = read_profiles(write_profiles(tmp_path / "profiles", costs), applications())
     script: list[tuple[float, Allocation, int]] = [(0.0, on(node_1=1), 16), (4.0, (), 0)]
@@ -249,7 +251,7 @@ def test_a_preempted_job_saves_leaves_and_comes_back_where_it_was(tmp_path: Path
     assert findings(outcome, tmp_path / "log") == ()
 
 
-def test_a_job_that_moves_to_another_node_goes_through_the_disk_when_the_newcomer_is_ready(profiles) -> None:
+def test_a_job_that_moves_to_another_node_saves_when_the_newcomer_is_ready(profiles) -> None:
     script = [(0.0, on(node_1=1), 16), (4.0, on(node_2=1), 16)]
     outcome = simulate(profiles, Scripted(script), [digits()])
     (_, moved) = outcome.of(GenerationStarted)
@@ -261,8 +263,8 @@ def test_a_job_that_moves_to_another_node_goes_through_the_disk_when_the_newcome
     assert outcome.jct_s() == pytest.approx(expected_s)
 
 
-def test_a_replica_that_has_to_leave_while_it_starts_keeps_its_slot_until_it_has(profiles) -> None:
-    """And a job that never trained is given up by its agent at once: it has nothing to save."""
+def test_a_replica_ordered_to_leave_while_it_starts_keeps_its_slot_until_it_exits(profiles) -> None:
+    """Its agent does not wait for a saved state, because the job has never trained."""
     script: list[tuple[float, Allocation, int]] = [(0.0, on(node_1=1), 16), (0.5, (), 0)]
     script.append((0.75, on(node_1=1), 16))
     jobs = [digits(), digits(id="b", at_s=0.5), digits(id="c", at_s=0.8)]
@@ -281,11 +283,11 @@ def test_a_replica_that_has_to_leave_while_it_starts_keeps_its_slot_until_it_has
     ]
 
 
-def test_a_newcomer_waits_for_the_slot_that_another_job_leaves(profiles) -> None:
-    class Swap:
-        """Two replicas for the first job until another one comes, then one each."""
+def test_a_newcomer_waits_until_another_job_frees_its_slot(profiles) -> None:
+    class ShareEqually:
+        """Two replicas for the first job until a second one arrives, then one for each."""
 
-        name = "swap"
+        name = "share-equally"
 
         def decide(self, view: ClusterView, memory: Any, seed: int) -> Decision:
             share = 2 if len(view.jobs) == 1 else 1
@@ -295,14 +297,14 @@ def test_a_newcomer_waits_for_the_slot_that_another_job_leaves(profiles) -> None
             return Decision(allocations=allocations, configs=configs, reasons=reasons)
 
     nodes = [Node(name="node-1", slots=2, slot_speed=0.2)]
-    outcome = simulate(profiles, Swap(), [digits(), digits(id="b", at_s=5.01)], nodes=nodes)
+    outcome = simulate(profiles, ShareEqually(), [digits(), digits(id="b", at_s=5.01)], nodes=nodes)
     ((started_s, _),) = outcome.of(ReplicaStarted, "b")[:1]
     step_s = 0.03 + ON_NODE_S
     steps = math.ceil((5.01 - START_S) / step_s) + 1
     assert started_s == pytest.approx(START_S + steps * step_s)
 
 
-def test_targets_and_batches_decide_what_a_job_needs(profiles) -> None:
+def test_the_needed_progress_depends_on_target_and_batch_size(profiles) -> None:
     for batch, target in ((16, 0.8), (64, 0.965), (128, 0.97)):
         job = digits(replicas=2, batch_size=batch, target=target)
         outcome = simulate(profiles, make_policy("fixed"), [job])
@@ -313,7 +315,7 @@ def test_targets_and_batches_decide_what_a_job_needs(profiles) -> None:
         assert all(event.metric < target for _, event in outcome.of(Evaluated)[:-1])
 
 
-def test_the_last_step_of_an_epoch_takes_what_is_left(profiles) -> None:
+def test_the_last_step_of_an_epoch_takes_the_remaining_examples(profiles) -> None:
     outcome = simulate(profiles, make_policy("fixed"), [digits(replicas=2, batch_size=128)])
     last = outcome.of(TrainingSample)[-1][1]
     assert last.epoch > 0
@@ -322,7 +324,7 @@ def test_the_last_step_of_an_epoch_takes_what_is_left(profiles) -> None:
     assert last.total_steps == 12 * epochs + math.ceil(rest / 128)
 
 
-def test_a_job_that_never_reaches_its_target_fails_when_its_budget_is_spent(profiles, tmp_path: Path) -> None:
+def test_a_job_fails_when_it_has_spent_its_budget(profiles, tmp_path: Path) -> None:
     job = digits(target=0.975, max_progress=120.0)
     outcome = simulate(profiles, make_policy("fixed"), [job])
     ((t_s, failed),) = outcome.of(JobFailed)
@@ -331,14 +333,14 @@ def test_a_job_that_never_reaches_its_target_fails_when_its_budget_is_spent(prof
     assert findings(outcome, tmp_path) == ()
 
 
-# --------------------------------------------------------------------------- what is told
+# --------------------------------------------------------------------------- profiles and the oracle
 
 
-def test_a_profile_has_what_the_samples_show_and_the_price_of_a_resize(profiles) -> None:
+def test_a_profile_has_the_fitted_model_and_the_measured_restart_time(profiles) -> None:
     world = CalibratedWorld(profiles, NODES)
     script = [(0.0, on(node_1=1), 32), (4.0, on(node_1=2), 32)]
-    spec = world.complete(complete_spec(digits(), world.applications, "a", 0))
-    plan = Plan(
+    spec = world.add_job(complete_spec(digits(), world.applications, "a", 0))
+    plan = SimulationPlan(
         run_id="r", workload="w", arrivals=[Arrival(at_s=0, spec=spec)], nodes=NODES, round_s=2, seed=0
     )
     Simulation(plan, world, Scripted(script), lambda: 0.0).run()
@@ -350,40 +352,40 @@ def test_a_profile_has_what_the_samples_show_and_the_price_of_a_resize(profiles)
     assert profile.points == (), "as live: the points stay with the collector"
 
 
-def test_with_a_memory_a_job_starts_from_what_others_have_shown(profiles) -> None:
+def test_with_memory_a_job_starts_from_what_earlier_jobs_have_shown(profiles) -> None:
     memory = Memory()
     world = CalibratedWorld(profiles, NODES, memory=memory)
     for job_id in ("a", "b"):
-        spec = world.complete(complete_spec(digits(id=job_id), world.applications, job_id, 0))
+        spec = world.add_job(complete_spec(digits(id=job_id), world.applications, job_id, 0))
         (fresh,) = world.profiles((job_id,))
         assert (fresh.parameters is not None) == (job_id == "b")
         assert fresh.needed_progress == (375.0 if job_id == "b" else 0.0)
         arrivals = [Arrival(at_s=0.0, spec=spec)]
-        plan = Plan(run_id="r", workload="w", arrivals=arrivals, nodes=NODES, round_s=2.0, seed=0)
+        plan = SimulationPlan(run_id="r", workload="w", arrivals=arrivals, nodes=NODES, round_s=2.0, seed=0)
         if job_id == "a":
             Simulation(plan, world, make_policy("fixed"), lambda: 0.0).run()
 
 
-def test_errors_are_in_what_is_told_and_not_in_what_is_true(profiles) -> None:
+def test_perturbation_changes_samples_and_not_the_training(profiles) -> None:
     job = digits(replicas=2, batch_size=128)
     exact = simulate(profiles, make_policy("fixed"), [job])
     errors = Perturbation(times=0.5, noise=2.0, seed=3)
-    wrong = simulate(profiles, make_policy("fixed"), [job], errors=errors)
-    again = simulate(profiles, make_policy("fixed"), [job], errors=errors)
+    wrong = simulate(profiles, make_policy("fixed"), [job], perturbation=errors)
+    again = simulate(profiles, make_policy("fixed"), [job], perturbation=errors)
     assert wrong.jct_s() == exact.jct_s()
     assert wrong.records == again.records
-    told, true = (outcome.of(TrainingSample)[-1][1] for outcome in (wrong, exact))
-    assert told.statistics.var == pytest.approx(2.0 * true.statistics.var)
-    assert told.gain == true.gain
-    assert 0.5 <= told.step_s / true.step_s <= 1.5
-    assert told.step_s != true.step_s
-    factors = [errors.told_times("a", (1, n, 8), 2.0, 1.0) for n in range(1, 100)]
+    seen, true = (outcome.of(TrainingSample)[-1][1] for outcome in (wrong, exact))
+    assert seen.statistics.var == pytest.approx(2.0 * true.statistics.var)
+    assert seen.gain == true.gain
+    assert 0.5 <= seen.step_s / true.step_s <= 1.5
+    assert seen.step_s != true.step_s
+    factors = [errors.perturbed_times("a", (1, n, 8), 2.0, 1.0) for n in range(1, 100)]
     assert all(0.5 <= sync_s <= 1.5 and 0.5 <= step_s - sync_s <= 1.5 for step_s, sync_s in factors)
     assert len(set(factors)) == 99
-    assert Perturbation().told_times("a", (1, 1, 8), 2.0, 1.0) == (2.0, 1.0)
+    assert Perturbation().perturbed_times("a", (1, 1, 8), 2.0, 1.0) == (2.0, 1.0)
 
 
-def test_another_restart_cost_is_paid_at_every_group(profiles) -> None:
+def test_a_given_restart_cost_is_paid_by_every_new_group(profiles) -> None:
     script = [(0.0, on(node_1=1), 16), (4.0, on(node_1=2), 16)]
     outcome = simulate(profiles, Scripted(script), [digits()], restart_s=5.0)
     first, second = (event.seconds_lost for _, event in outcome.of(GenerationStarted))
@@ -391,35 +393,35 @@ def test_another_restart_cost_is_paid_at_every_group(profiles) -> None:
     assert second == pytest.approx(5.0)
 
 
-def test_the_oracle_tells_when_a_job_will_have_ended(profiles) -> None:
+def test_the_oracle_predicts_the_end_of_a_job(profiles) -> None:
     world = CalibratedWorld(profiles, NODES)
-    spec = world.complete(complete_spec(digits(replicas=2, batch_size=64), world.applications, "a", 0))
+    spec = world.add_job(complete_spec(digits(replicas=2, batch_size=64), world.applications, "a", 0))
     steps, step_s = world.remaining_steps(spec.id), world.step_time_s(spec.id, 2)
     outcome = simulate(profiles, make_policy("fixed"), [digits(replicas=2, batch_size=64)])
     assert outcome.jct_s() == pytest.approx(START_S + steps * step_s + VERIFY_S, rel=0.05)
 
 
-def test_alone_a_job_takes_as_long_as_it_did_when_it_was_alone(profiles) -> None:
+def test_the_isolated_time_equals_that_of_a_run_with_one_job(profiles) -> None:
     job = digits(application="matfac")
     run_s = simulate(profiles, make_policy("pollux"), [job], nodes=ONE_SLOT).jct_s()
     world = CalibratedWorld(profiles, ONE_SLOT)
     spec = complete_spec(job, world.applications, "a", 0)
     isolated = IsolatedTimes(lambda: CalibratedWorld(profiles, ONE_SLOT), ONE_SLOT, 2.0)
-    alone_s = isolated.time_s(spec, 0.0, 1.0)
-    assert alone_s == pytest.approx(run_s, rel=0.02)
-    fixed_s = START_S + VERIFY_S
-    assert isolated.time_s(spec, 7.0, 0.5) == pytest.approx(fixed_s + 2 * (alone_s - fixed_s))
+    isolated_s = isolated.time_s(spec, 0.0, 1.0)
+    assert isolated_s == pytest.approx(run_s, rel=0.02)
+    overhead_s = START_S + VERIFY_S
+    assert isolated.time_s(spec, 7.0, 0.5) == pytest.approx(overhead_s + 2 * (isolated_s - overhead_s))
     slow = CalibratedWorld(profiles, ONE_SLOT, restart_s=RESIZE_S + 9.0)
-    assert slow.fixed_s(spec) == pytest.approx(fixed_s + 9.0)
+    assert slow.overhead_s(spec) == pytest.approx(overhead_s + 9.0)
     other = complete_spec(
         digits(application="matfac", id="b", replicas=2, batch_size=512), applications(), "", 9
     )
-    assert world.kind(other) == world.kind(spec)
+    assert world.isolation_key(other) == world.isolation_key(spec)
     hopeless = complete_spec(digits(max_progress=50.0), applications(), "c", 0)
     assert isolated.time_s(hopeless, 0.0, 1.0) == math.inf
 
 
-def test_what_a_job_takes_alone_does_not_depend_on_what_was_asked_before(profiles) -> None:
+def test_isolated_times_do_not_depend_on_earlier_questions(profiles) -> None:
     nodes = [Node(name="n", slots=4, slot_speed=1.0)]
     applications = CalibratedWorld(profiles, nodes).applications
     asked = [
@@ -436,13 +438,13 @@ def test_what_a_job_takes_alone_does_not_depend_on_what_was_asked_before(profile
     assert times_s[0] == times_s[1]
 
 
-# --------------------------------------------------------------------------- whatever happens
+# --------------------------------------------------------------------------- properties of all jobs
 
 
-class Whimsical:
-    """Any division of the cluster that is allowed, another one every time."""
+class RandomAllocation:
+    """A random valid division of the cluster in every round."""
 
-    name = "whimsical"
+    name = "random"
 
     def decide(self, view: ClusterView, memory: Any, seed: int) -> Decision:
         rng = np.random.default_rng(seed)
@@ -462,34 +464,34 @@ class Whimsical:
                 board.take(row)
                 batch = job.spec.min_batch_size * int(rng.choice([1, 4]))
                 configs[job.spec.id] = batch_config(batch, sum(n for _, n in row), job.spec)
-        reasons = dict.fromkeys(allocations, "a whim")
+        reasons = dict.fromkeys(allocations, "at random")
         return Decision(allocations=allocations, configs=configs, reasons=reasons)
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_order_of_events_costs_a_job_or_overfills_a_node(quick, tmp_path: Path, seed: int) -> None:
-    """Resizes, moves and preemptions at any moment, of jobs that start, train and leave."""
+def test_no_order_of_events_loses_a_job_or_overfills_a_node(quick, tmp_path: Path, seed: int) -> None:
+    """Jobs are resized, moved and preempted while they start, train and leave."""
     rng = np.random.default_rng(seed)
     jobs = [
         JobFields(application=name, id=f"{name}-{number}", at_s=float(rng.choice([0.0, rng.uniform(0, 9)])))
         for number in range(2)
         for name in applications()
     ]
-    outcome = simulate(quick, Whimsical(), jobs, seed=seed, round_s=float(rng.choice([0.7, 1.0, 3.0])))
+    outcome = simulate(quick, RandomAllocation(), jobs, seed=seed, round_s=float(rng.choice([0.7, 1.0, 3.0])))
     assert outcome.run.stalled == ""
-    assert outcome.run.undecided == []
+    assert outcome.run.invalid_decisions == []
     assert {job.state for job in outcome.run.state.ended.values()} == {JobState.COMPLETED}
     assert len(outcome.run.state.ended) == len(jobs)
     assert findings(outcome, tmp_path) == ()
 
 
 @pytest.mark.parametrize("policy", ["pollux", "coadapt", "dynamic", "throughput", "optimus", "srtf"])
-def test_every_policy_ends_every_job_the_same_way_each_time(quick, tmp_path: Path, policy: str) -> None:
+def test_every_policy_completes_every_job_and_is_repeatable(quick, tmp_path: Path, policy: str) -> None:
     jobs = [
         JobFields(application=name, replicas=2, at_s=at_s) for at_s in (0.0, 4.0) for name in applications()
     ]
     outcome, again = (simulate(quick, make_policy(policy), jobs) for _ in range(2))
     assert outcome.records == again.records
     assert len([record for record in outcome.records if isinstance(record.event, JobCompleted)]) == len(jobs)
-    assert outcome.run.undecided == []
+    assert outcome.run.invalid_decisions == []
     assert findings(outcome, tmp_path) == ()

@@ -1,4 +1,4 @@
-"""The world of the OSDI'21 artifact, against what the artifact published."""
+"""The world of the OSDI'21 artifact, compared with the published results."""
 
 import json
 import math
@@ -10,11 +10,17 @@ from statistics import fmean
 import pytest
 
 from common.lifecycle import UserError
+from common.types import batch_config
 from services.scheduler.policies.registry import make_policy
-from services.simulator.cases import SimulationCase, simulate
+from services.simulator.cases import make_nodes
+from services.simulator.engine import Simulation, SimulationPlan
+from services.simulator.perturbation import Perturbation
 from services.simulator.results import Result
+from services.simulator.run_case import simulate
 from services.simulator.worlds.osdi21 import Osdi21World
+from tests.fixtures.simulation_cases import case_of
 from workloads.files.csv_table import read_table
+from workloads.files.workload_file import Arrival, JobFields, complete_spec
 
 ROOT = Path(__file__).parents[4]
 PLACES = [
@@ -32,22 +38,8 @@ FOLDERS = {"1.0": "workloads", "2.0": "workloads-2.0"}
 
 def replay(load: str, workload: str, policy: str) -> Result:
     assert ARTIFACT is not None
-    return simulate(
-        SimulationCase(
-            label=workload,
-            workload=ARTIFACT / FOLDERS[load] / f"{workload}.csv",
-            policy=policy,
-            world="osdi21",
-            traces=ARTIFACT,
-            nodes=16,
-            slots=4,
-            round_s=60.0,
-            interference=0.0,
-            seed=0,
-            restart_s=None,
-            out=None,
-        )
-    )
+    path = ARTIFACT / FOLDERS[load] / f"{workload}.csv"
+    return simulate(case_of("osdi21", label=workload, workload=path, policy=policy, traces=ARTIFACT))
 
 
 def published(policy: str, load: str, workload: str) -> dict[str, object]:
@@ -62,7 +54,9 @@ def published(policy: str, load: str, workload: str) -> dict[str, object]:
     ("load", "workload"),
     [("1.0", workload) for workload in SIX] + [("2.0", f"workload-{number}") for number in range(1, 4)],
 )
-def test_every_job_takes_as_long_as_published_to_the_second(policy: str, load: str, workload: str) -> None:
+def test_every_completion_time_equals_the_published_one_to_the_second(
+    policy: str, load: str, workload: str
+) -> None:
     assert replay(load, workload, policy).jcts_s == published(policy, load, workload)["jcts_s"]
 
 
@@ -73,7 +67,7 @@ def pollux(workload: str) -> Result:
 
 @needs_data
 @pytest.mark.parametrize("workload", SIX)
-def test_pollux_comes_as_near_to_published_as_a_stochastic_search_allows(workload: str) -> None:
+def test_pollux_is_close_to_the_published_mean_of_each_workload(workload: str) -> None:
     result, figures = pollux(workload), published("pollux", "1.0", workload)
     assert result.mean_jct_s == pytest.approx(figures["mean_jct_s"], rel=0.03)
     assert set(result.jcts_s) == set(figures["jcts_s"])  # type: ignore[call-overload]
@@ -82,22 +76,20 @@ def test_pollux_comes_as_near_to_published_as_a_stochastic_search_allows(workloa
 
 
 @needs_data
-def test_over_all_workloads_pollux_is_within_a_hundredth_and_a_half_of_published() -> None:
+def test_the_mean_of_pollux_over_all_workloads_is_within_1_5_percent_of_the_published_one() -> None:
     ours = fmean(pollux(workload).mean_jct_s or math.nan for workload in SIX)
     theirs = fmean(float(str(published("pollux", "1.0", w)["mean_jct_s"])) for w in SIX)
     assert ours == pytest.approx(theirs, rel=0.015)
 
 
 @needs_data
-def test_what_a_policy_orders_is_split_as_the_artifact_splits_it() -> None:
-    """For all jobs of all workloads, and any replicas that the published policies could give."""
+def test_ordered_batch_sizes_are_split_as_in_the_artifact() -> None:
+    """For all jobs of all workloads, and all numbers of replicas that the published policies can give."""
     assert ARTIFACT is not None
-    from common.types import batch_config
-
     world = Osdi21World(ARTIFACT / "traces", adapts=False)
     for path in sorted(ARTIFACT.glob("workloads*/*.csv")):
         for row in read_table(path, world.applications).rows:
-            spec = world.complete(row.spec)
+            spec = world.add_job(row.spec)
             application = world.traces[spec.application]
             most = min(spec.max_replicas, spec.batch_size // spec.min_atomic_batch)
             for replicas in {*range(1, most + 1), spec.replicas}:
@@ -107,12 +99,8 @@ def test_what_a_policy_orders_is_split_as_the_artifact_splits_it() -> None:
 
 
 @needs_data
-def test_jobs_that_span_nodes_and_share_one_are_slowed_down() -> None:
+def test_interference_slows_jobs_that_span_nodes_and_share_one() -> None:
     assert ARTIFACT is not None
-    from services.simulator.cases import nodes
-    from services.simulator.engine import Plan, Simulation
-    from workloads.files.workload_file import Arrival, JobFields, complete_spec
-
     ends_s = []
     for interference in (0.0, 0.5):
         world = Osdi21World(ARTIFACT / "traces", adapts=False, interference=interference)
@@ -120,38 +108,37 @@ def test_jobs_that_span_nodes_and_share_one_are_slowed_down() -> None:
         for name in ("a", "b"):
             fields = JobFields(application="cifar10", id=name, replicas=6, batch_size=2048)
             spec = complete_spec(fields, world.applications, name, 0)
-            arrivals.append(Arrival(at_s=0.0, spec=world.complete(spec)))
-        plan = Plan(run_id="r", workload="w", arrivals=arrivals, nodes=nodes(3, 4), round_s=60.0, seed=0)
+            arrivals.append(Arrival(at_s=0.0, spec=world.add_job(spec)))
+        plan = SimulationPlan(
+            run_id="r", workload="w", arrivals=arrivals, nodes=make_nodes(3, 4), round_s=60.0, seed=0
+        )
         run = Simulation(plan, world, make_policy("fixed"), lambda: 0.0).run()
         ends_s.append(run.state.ended["a"].ended_s)
     assert ends_s[1] == pytest.approx(60 + 30 + 2 * (ends_s[0] - 90), rel=0.03)
 
 
 @needs_data
-def test_errors_are_in_what_policies_are_told_and_not_in_how_jobs_run() -> None:
+def test_perturbation_changes_what_policies_see_and_not_how_jobs_run() -> None:
     assert ARTIFACT is not None
-    from services.simulator.cases import nodes
-    from services.simulator.engine import Plan, Simulation
-    from services.simulator.perturbation import Perturbation
-    from workloads.files.workload_file import Arrival, JobFields, complete_spec
-
     ends_s, profiles = [], []
     for errors in (Perturbation(), Perturbation(times=0.3, noise=2.0, seed=1)):
-        world = Osdi21World(ARTIFACT / "traces", adapts=False, errors=errors)
+        world = Osdi21World(ARTIFACT / "traces", adapts=False, perturbation=errors)
         fields = JobFields(application="cifar10", id="a", replicas=2, batch_size=256)
-        spec = world.complete(complete_spec(fields, world.applications, "a", 0))
+        spec = world.add_job(complete_spec(fields, world.applications, "a", 0))
         arrivals = [Arrival(at_s=0.0, spec=spec)]
-        plan = Plan(run_id="r", workload="w", arrivals=arrivals, nodes=nodes(1, 4), round_s=60.0, seed=0)
+        plan = SimulationPlan(
+            run_id="r", workload="w", arrivals=arrivals, nodes=make_nodes(1, 4), round_s=60.0, seed=0
+        )
         run = Simulation(plan, world, make_policy("fixed"), lambda: 0.0).run()
         ends_s.append(run.state.ended["a"].ended_s)
         profiles += world.profiles(("a",))
     assert ends_s[0] == ends_s[1]
-    true, told = profiles
+    true, seen = profiles
     assert true.statistics
-    assert told.statistics
-    assert told.statistics.var == 2.0 * true.statistics.var
-    assert 0.7 <= told.points[0].step_s / true.points[0].step_s <= 1.3
-    assert told.points[0].step_s != true.points[0].step_s
+    assert seen.statistics
+    assert seen.statistics.var == 2.0 * true.statistics.var
+    assert 0.7 <= seen.points[0].step_s / true.points[0].step_s <= 1.3
+    assert seen.points[0].step_s != true.points[0].step_s
 
 
 @needs_data
@@ -188,7 +175,7 @@ def test_errors_are_in_what_policies_are_told_and_not_in_how_jobs_run() -> None:
         ),
     ],
 )
-def test_traces_that_are_incomplete_are_refused_by_name(tmp_path: Path, broken, complaint: str) -> None:
+def test_the_error_names_the_file_that_is_broken_or_missing(tmp_path: Path, broken, complaint: str) -> None:
     assert ARTIFACT is not None
     for path in (ARTIFACT / "traces").rglob("*.csv"):
         copy = tmp_path / path.relative_to(ARTIFACT / "traces")
@@ -200,7 +187,7 @@ def test_traces_that_are_incomplete_are_refused_by_name(tmp_path: Path, broken, 
 
 
 @needs_data
-def test_more_slots_a_node_than_were_measured_are_refused() -> None:
+def test_more_slots_per_node_than_were_measured_are_refused() -> None:
     assert ARTIFACT is not None
     with pytest.raises(UserError, match="slots 5: allowed in osdi21: 1 to 4"):
         Osdi21World(ARTIFACT / "traces", adapts=False, slots=5)

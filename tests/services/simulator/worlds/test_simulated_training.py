@@ -1,4 +1,4 @@
-"""What a simulated training takes, and what its rank 0 tells of it."""
+"""The steps of a simulated training, and the samples of its rank 0."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from workloads.files.measured_profile import read_profiles
 from workloads.files.workload_file import JobFields, complete_spec
 
 
-def test_a_group_tells_the_passes_that_were_measured_of_its_placement(tmp_path: Path) -> None:
+def test_samples_have_the_pass_time_measured_for_the_placement(tmp_path: Path) -> None:
     folder = write_profiles(tmp_path)
     add_passes(folder / "digits-cnn" / "placements.csv", of_one=0.03, of_groups=0.01)
     measured = read_profiles(folder, applications())["digits-cnn"]

@@ -1,4 +1,4 @@
-"""`coadapt fidelity`: a run that was itself simulated is its own twin."""
+"""`coadapt fidelity` on runs that were themselves simulated: the simulation must reproduce them exactly."""
 
 import json
 import shutil
@@ -10,41 +10,29 @@ import pytest
 
 from common.config import Config, RunConfig, SchedulerConfig
 from services.scheduler.policies.registry import make_policy
-from services.simulator.cases import SimulationCase, make_world, simulate
-from services.simulator.twins import twin
+from services.simulator.case_from_run import case_from_run
+from services.simulator.run_case import make_world, simulate
 from tests.fixtures.profiles import COSTS, write_profiles
-from tests.services.simulator.test_sweeps import JOBS
+from tests.fixtures.simulation_cases import TWO_JOBS, case_of
 
 
 @pytest.fixture
 def experiment(tmp_path: Path) -> tuple[Path, Path]:
-    """A folder of two runs as a stack leaves them, and the profiles by which they were simulated."""
+    """A folder with two runs as a stack leaves them, and the profiles with which they were simulated."""
     profiles, place, jobs = write_profiles(tmp_path / "profiles"), tmp_path / "made", tmp_path / "two.toml"
-    jobs.write_text(JOBS)
+    jobs.write_text(TWO_JOBS)
     for policy in ("fixed", "pollux"):
-        made = SimulationCase(
-            label="two",
-            workload=jobs,
-            policy=policy,
-            world="calibrated",
-            traces=None,
-            profiles=profiles,
-            nodes=2,
-            slots=4,
-            round_s=1.5,
-            interference=0.0,
-            seed=3,
-            restart_s=None,
-            out=place,
+        case = case_of(
+            "calibrated", workload=jobs, policy=policy, profiles=profiles, round_s=1.5, seed=3, out=place
         )
-        simulate(made)
-        run = place / made.run_id
+        simulate(case)
+        run = place / case.run_id
         config = Config(run=RunConfig(seed=3), scheduler=SchedulerConfig(policy=policy))
         config = msgspec.structs.replace(
             config, collector=msgspec.structs.replace(config.collector, memory=False)
         )
         (run / "config.json").write_bytes(msgspec.json.encode(config))
-        (run / "workload.toml").write_text(JOBS)
+        (run / "workload.toml").write_text(TWO_JOBS)
     return place, profiles
 
 
@@ -53,9 +41,9 @@ def fidelity(coadapt):
     return partial(coadapt, "fidelity")
 
 
-def test_a_twin_has_everything_from_the_run_itself(experiment: tuple[Path, Path]) -> None:
+def test_a_case_takes_everything_from_the_run(experiment: tuple[Path, Path]) -> None:
     place, profiles = experiment
-    found = twin(place / "two-pollux-3", profiles, place)
+    found = case_from_run(place / "two-pollux-3", profiles, place)
     assert (found.run_id, found.policy, found.seed) == ("two-pollux-3", "pollux", 3)
     assert (found.round_s, found.nodes, found.slots, found.memory) == (1.5, 2, 4, False)
 
@@ -67,10 +55,10 @@ def configure(run: Path, section: str, **changes: float) -> None:
     path.write_text(json.dumps(config))
 
 
-def test_what_policies_assume_of_restarts_is_that_of_the_run(experiment: tuple[Path, Path]) -> None:
+def test_the_assumed_restart_time_is_that_of_the_run(experiment: tuple[Path, Path]) -> None:
     place, profiles = experiment
     configure(place / "two-pollux-3", "scheduler", restart_penalty_s=7.0)
-    found = twin(place / "two-pollux-3", profiles, place)
+    found = case_from_run(place / "two-pollux-3", profiles, place)
     world = make_world(found, make_policy("pollux"))
     assert world.restart_s == 7.0
     assert world._resize_s is None, "what a resize takes is still as measured"  # type: ignore[attr-defined]
@@ -80,7 +68,7 @@ def test_what_policies_assume_of_restarts_is_that_of_the_run(experiment: tuple[P
     ("key", "value", "default"),
     [("sample_every_s", 0.25, "0.5"), ("warmup_steps", 5, "3"), ("newcomers_timeout_s", 9.0, "3")],
 )
-def test_a_run_whose_trainers_were_set_otherwise_is_not_simulated_as_if_they_were_not(
+def test_a_run_with_other_trainer_settings_than_the_world_is_refused(
     fidelity, experiment, key: str, value: float, default: str
 ) -> None:
     place, profiles = experiment
@@ -91,13 +79,13 @@ def test_a_run_whose_trainers_were_set_otherwise_is_not_simulated_as_if_they_wer
     assert f"trainer.{key} {value:g}; the world `calibrated` has {default}" in err
 
 
-def test_settings_that_only_matter_when_something_fails_may_differ(experiment: tuple[Path, Path]) -> None:
+def test_settings_that_matter_only_after_failures_may_differ(experiment: tuple[Path, Path]) -> None:
     place, profiles = experiment
     configure(place / "two-pollux-3", "trainer", verify_timeout_s=20.0)
-    assert twin(place / "two-pollux-3", profiles, place).policy == "pollux"
+    assert case_from_run(place / "two-pollux-3", profiles, place).policy == "pollux"
 
 
-def test_simulated_runs_agree_with_themselves_and_are_made_anew_each_time(fidelity, experiment) -> None:
+def test_simulated_runs_agree_with_themselves_and_are_replaced_each_time(fidelity, experiment) -> None:
     place, profiles = experiment
     for _ in range(2):
         code, out, err = fidelity(place, "--profiles", profiles, "--json", "-j", 1)
@@ -117,7 +105,7 @@ def test_simulated_runs_agree_with_themselves_and_are_made_anew_each_time(fideli
     }
 
 
-def test_a_run_may_be_simulated_at_the_speed_that_the_machine_had_in_it(fidelity, experiment) -> None:
+def test_a_run_can_be_simulated_at_its_own_step_times(fidelity, experiment) -> None:
     place, profiles = experiment
     for table in (*profiles.glob("*/placements.csv"), *profiles.glob("*/scalability.csv")):
         header, *rows = (line.split(",") for line in table.read_text().splitlines())
@@ -151,7 +139,7 @@ def test_a_copy_of_a_run_is_left_out(fidelity, experiment) -> None:
     assert found["left_out"] == [{"run": "two-pollux-3-copy", "why": why}]
 
 
-def test_what_a_run_lacks_is_named_and_the_others_are_simulated(fidelity, experiment) -> None:
+def test_an_incomplete_run_is_named_and_the_others_are_simulated(fidelity, experiment) -> None:
     place, profiles = experiment
     assert fidelity(place, "--profiles", profiles, "-j", 1)[0] == 0
     (place / "two-pollux-3" / "workload.toml").unlink()
@@ -168,7 +156,7 @@ def test_what_a_run_lacks_is_named_and_the_others_are_simulated(fidelity, experi
     assert "no run in it" in err
 
 
-def test_a_run_of_a_policy_that_is_not_here_stops_no_others(fidelity, experiment) -> None:
+def test_a_run_of_an_unknown_policy_does_not_stop_the_others(fidelity, experiment) -> None:
     place, profiles = experiment
     config = place / "two-pollux-3" / "config.json"
     config.write_text(config.read_text().replace('"pollux"', '"theirs"'))

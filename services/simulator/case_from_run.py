@@ -1,4 +1,4 @@
-"""The simulated twin of a real run: the same workload, policy, seed, cluster and rounds."""
+"""The simulation case of a real run: the same workload, policy, seed, cluster and rounds."""
 
 from pathlib import Path
 
@@ -14,46 +14,47 @@ from services.simulator.worlds.simulated_training import TRAINER
 from workloads.files.measured_profile import PROFILES, read_machine
 
 CONFIG_FILE, WORKLOAD_FILE = "config.json", "workload.toml"
-TAKEN_AS_DEFAULT = (
+FIXED_TRAINER_SETTINGS = (
     "sample_every_s",
     "warmup_steps",
     "newcomers_timeout_s",
     "collective_timeout_s",
     "checkpoint_every_s",
 )
-"""Settings of the trainer that the calibrated world has by default, whatever the run had. The others only
-matter when something fails, which nothing does there."""
+"""Trainer settings for which the calibrated world always uses the default. The settings that are not listed
+matter only after failures, which that world does not have."""
 
 
-class Twin(SimulationCase, frozen=True):
-    """`name`: of the real run's folder, and of its own."""
-
+class CaseFromRun(SimulationCase, frozen=True, kw_only=True):
     name: str = ""
+    """Of the real run's folder and of the simulated run's."""
 
     @property
     def run_id(self) -> str:
         return self.name
 
 
-def twin(
+def case_from_run(
     run: Path, profiles: Path | None, out: Path, step_factors: tuple[tuple[str, float], ...] = ()
-) -> Twin:
-    """Of the real run in that folder. Raises UserError where it lacks what has to be known, ran at another
-    slot speed than the profiles were measured at, or with settings that cannot be simulated."""
-    workload, config = run / WORKLOAD_FILE, _config(run / CONFIG_FILE)
+) -> CaseFromRun:
+    """The case of the real run in the folder `run`, to be simulated into `out`.
+
+    Raises UserError if the folder lacks something that is needed, if the run had another slot speed than the
+    profiles, or settings that cannot be simulated."""
+    workload, config = run / WORKLOAD_FILE, _read_config(run / CONFIG_FILE)
     if not workload.is_file():
         raise UserError(
             f"{workload}: no such file; the run cannot be simulated without its workload, which only "
             "runs of `coadapt experiment` keep"
         )
-    for key in TAKEN_AS_DEFAULT:
-        had, simulated = getattr(config.trainer, key), getattr(TRAINER, key)
-        if had != simulated:
+    for key in FIXED_TRAINER_SETTINGS:
+        actual, simulated = getattr(config.trainer, key), getattr(TRAINER, key)
+        if actual != simulated:
             raise UserError(
-                f"{run / CONFIG_FILE}: trainer.{key} {had:g}; the world `calibrated` has {simulated:g}, so "
-                "that its simulation would be of something else"
+                f"{run / CONFIG_FILE}: trainer.{key} {actual:g}; the world `calibrated` has {simulated:g}: "
+                "the simulation would not match this run"
             )
-    started, nodes = _began(run / EVENTS_FILE)
+    started, nodes = _read_start(run / EVENTS_FILE)
     speed = read_machine(profiles or PROFILES).slot_speed
     if other := [node for node in nodes if node.slot_speed != speed]:
         raise UserError(
@@ -61,21 +62,18 @@ def twin(
             f"{profiles or PROFILES} were measured at {speed:g}"
         )
     if len({node.slots for node in nodes}) != 1:
-        raise UserError(f"{run}: needed: nodes of equally many slots, as the simulator has them")
-    return Twin(
+        raise UserError(f"{run}: the simulator needs nodes with equal numbers of slots")
+    return CaseFromRun(
         name=run.name,
         label=started.workload,
         workload=workload,
         policy=config.scheduler.policy,
         world="calibrated",
-        traces=None,
         profiles=profiles,
         nodes=len(nodes),
         slots=nodes[0].slots,
         round_s=started.round_s,
-        interference=0.0,
         seed=started.seed,
-        restart_s=None,
         out=out,
         restart_penalty_s=config.scheduler.restart_penalty_s,
         memory=config.collector.memory,
@@ -83,7 +81,7 @@ def twin(
     )
 
 
-def _config(path: Path) -> Config:
+def _read_config(path: Path) -> Config:
     try:
         return msgspec.json.decode(path.read_bytes(), type=Config)
     except OSError as error:
@@ -92,8 +90,8 @@ def _config(path: Path) -> Config:
         raise UserError(f"{path}: {error}") from error
 
 
-def _began(log: Path) -> tuple[RunStarted, list[Node]]:
-    """How it was started, and the nodes that were there when the first job came."""
+def _read_start(log: Path) -> tuple[RunStarted, list[Node]]:
+    """How the run was started, and the nodes that had joined before the first job."""
     started: RunStarted | None = None
     nodes: dict[str, Node] = {}
     try:
@@ -110,5 +108,5 @@ def _began(log: Path) -> tuple[RunStarted, list[Node]]:
     except EventLogError as error:
         raise UserError(str(error)) from error
     if started is None or not nodes:
-        raise UserError(f"{log}: needed: its start and its nodes, before the first job")
+        raise UserError(f"{log}: the start of the run, or its nodes, are missing before the first job")
     return started, list(nodes.values())
