@@ -99,19 +99,6 @@ class Progress:
         print(f"\r\033[K{line[:100]}", end=end, file=sys.stderr, flush=True)
 
 
-def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns of text, the first to the left and the others to the right."""
-    lines = [list(heads), *map(list, rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
-
-
 def report(result: dict[str, Any], text: str, *, as_json: bool) -> None:
     """Print a benchmark's result: `text` for people, or `result` and the machine as one JSON object."""
     facts = machine()

@@ -221,13 +221,8 @@ def _started_s() -> float:
 
 
 def _show(results: "Sequence[Result]") -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
+    from analysis.report.tables import Table, decimal, stdout_console, to_console
 
-    console = Console()
-    caption = "JCT and makespan: virtual seconds; ms: mean decision; rho: the worst"
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=caption, caption_justify="left")
     columns = (
         "run",
         "jobs",
@@ -241,24 +236,24 @@ def _show(results: "Sequence[Result]") -> None:
         "unfair",
         "CPU s",
     )
-    for column in columns:
-        table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
-    for result in results:
-        decision = result.decision_ms
-        table.add_row(
+    rows = [
+        (
             result.run_id,
             str(len(result.jcts_s)),
-            _figure(result.mean_jct_s, 1),
-            _figure(result.p99_jct_s, 1),
-            _figure(result.makespan_s, 0),
+            decimal(result.mean_jct_s),
+            decimal(result.p99_jct_s),
+            decimal(result.makespan_s, 0),
             str(result.rounds),
-            _figure(decision.mean if decision else None, 2),
-            _figure(result.value_over_bound, 4),
-            _figure(result.rho.worst if result.rho else None, 2),
-            _figure(result.rho.unfair_fraction if result.rho else None, 3),
-            _figure(result.cpu_s, 1),
+            decimal(result.decision_ms.mean if result.decision_ms else None, 2),
+            decimal(result.value_over_bound, 4),
+            decimal(result.rho.worst if result.rho else None, 2),
+            decimal(result.rho.unfair_fraction if result.rho else None, 3),
+            decimal(result.cpu_s),
         )
-    console.print(table) if console.is_terminal else Console(width=200).print(table)
+        for result in results
+    ]
+    title = "JCT and makespan in virtual seconds; ms: mean time of a decision; rho: the worst"
+    to_console(stdout_console(), Table(title, columns, rows))
 
 
 def _show_ends(results: "Sequence[Result]") -> None:
@@ -270,7 +265,3 @@ def _show_ends(results: "Sequence[Result]") -> None:
         for problem in (result.undecided, result.stalled, result.idle):
             if problem:
                 print(f"{result.run_id}: {problem}")
-
-
-def _figure(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"

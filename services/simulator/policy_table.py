@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 
+from analysis.report.tables import Table, format_or_dash, to_markdown
 from services.simulator.results import Result
 
 COLUMNS = ("policy", "runs", "mean JCT s", "p99 JCT s", "makespan s", "goodput /s", "worst rho", "unfair")
@@ -13,7 +14,7 @@ def comparison(results: Sequence[Result]) -> str:
     policies = list(dict.fromkeys(result.policy for result in results))
     workloads = list(dict.fromkeys(result.label for result in results))
     each = workloads if len(workloads) > 1 else []
-    rows = [[*COLUMNS, *each], ["---", *["---:"] * (len(COLUMNS) - 1 + len(each))]]
+    rows = []
     for policy in policies:
         runs = [result for result in results if result.policy == policy]
         rows.append(
@@ -32,7 +33,7 @@ def comparison(results: Sequence[Result]) -> str:
                 ),
             ]
         )
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+    return to_markdown(Table("", [*COLUMNS, *each], rows))
 
 
 def _mean(figures: Sequence[float]) -> float:
@@ -46,4 +47,4 @@ def _over(
     of: Callable[[Sequence[float]], float] = _mean,
 ) -> str:
     known = [value for run in runs if (value := figure(run)) is not None]
-    return format(of(known), form) if known and len(known) == len(runs) else "-"
+    return format_or_dash(of(known) if known and len(known) == len(runs) else None, form)
