@@ -4,6 +4,7 @@ The first column names the row and is aligned left; all others are aligned right
 """
 
 import io
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -87,7 +88,8 @@ def stdout_console() -> "Console":
 
 
 def _break_before_bounds(cell: str) -> str:
-    return cell.replace(" [", "\n[").replace(" (", "\n(")
+    """As in `0.58 [0.52, 0.66]`; other texts stay as they are."""
+    return re.sub(r"^([+-]?[\d.]+%?) (?=[\[(])", r"\1\n", cell)
 
 
 def _markdown_row(cells: Sequence[str]) -> str:

@@ -188,4 +188,4 @@ def text(result: dict[str, Any]) -> str:
     ]
     heads = ["replicas", "batch", "trainer steps/s", "loop steps/s", "ratio", "spread"]
     table = to_text(Table("", heads, rows))
-    return f"{APPLICATION}, medians of {result['pairs']} pairs\n\n{to_text(Table('', heads, rows))}"
+    return f"{APPLICATION}, medians of {result['pairs']} pairs\n\n{table}"

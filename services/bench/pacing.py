@@ -334,7 +334,7 @@ def text(result: dict[str, Any]) -> str:
     quiet = result["quiet_least"]
     table = to_text(Table("", heads, rows))
     return (
-        f"{to_text(Table('', heads, rows))}\n\nshare / speed of {len(rows)} groups: {result['least']:.3f} to "
+        f"{table}\n\nshare / speed of {len(rows)} groups: {result['least']:.3f} to "
         f"{result['most']:.3f}; {result['within_5_percent']} within {TOLERANCE:.0%}\n"
         f"{result['quiet']} of them waited less than {QUIET:.0%} of the time for a core"
         + ("" if quiet is None else f"; the least of these: {quiet:.3f}")

@@ -182,7 +182,7 @@ def text(result: dict[str, Any]) -> str:
     return (
         f"{result['application']}, total batch {result['total_batch']}: "
         "milliseconds without a training step\n\n"
-        f"{to_text(Table('', heads, rows))}\n\n"
+        f"{table}\n\n"
         f"all changes: p50 {1000 * result['p50_s']:.0f} ms, p99 {1000 * result['p99_s']:.0f} ms\n"
         f"torchrun restart, {TORCHRUN_PROCESSES} processes, {result['torchrun']['n']} times: "
         f"p50 {result['torchrun_restart_s']:.2f} s, {result['ratio']:.0f} times the pause of 2->4"

@@ -69,7 +69,7 @@ def fidelity(
 
     one_thread_each()
     from analysis.compare.experiment_runs import gather
-    from analysis.fidelity.fidelity import compare_folders, encoded
+    from analysis.fidelity.agreement import compare_folders, encoded
     from analysis.log.history import NoRuns, read_log, replay
     from analysis.report.fidelity_report import draw, markdown
     from analysis.run.step_times import step_factors, step_times

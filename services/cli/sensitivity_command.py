@@ -10,7 +10,7 @@ import typer
 from services.cli.options import path_of, whole
 
 if TYPE_CHECKING:
-    from analysis.report.sensitivity_report import SweepOutcome
+    from analysis.compare.sensitivity_study import SweepOutcome
     from services.simulator.cases import SimulationCase
     from services.simulator.results import Result
     from services.simulator.sweeps import Member
@@ -83,7 +83,8 @@ def sensitivity(
     from services.simulator.parallel import one_thread_each
 
     one_thread_each()
-    from analysis.report.sensitivity_report import Axis, encoded, figures, markdown, study
+    from analysis.compare.sensitivity_study import Axis, encoded, study
+    from analysis.report.sensitivity_report import figures, markdown
     from common import __version__
     from common.lifecycle import UserError, signals_as_interrupt
     from services.simulator.cases import is_burst
@@ -223,7 +224,7 @@ def _case(
 
 
 def _outcome(member: "Member", result: "Result") -> "SweepOutcome":
-    from analysis.report.sensitivity_report import SweepOutcome
+    from analysis.compare.sensitivity_study import SweepOutcome
 
     problems = [
         f"{job_id}: {why}" for why_by in (result.failed, result.refused) for job_id, why in why_by.items()
