@@ -266,16 +266,8 @@ def _compared_run(
         policy = name.removeprefix(f"{of}-").removesuffix(f"-{seed}")
         if not policy or name != f"{of}-{policy}-{seed}":
             policy = str(summary.policy)
-    return ComparedRun(
-        name=name,
-        set=of,
-        policy=policy,
-        seed=seed,
-        summary=summary,
-        requests=requests,
-        jobs=_jobs(folder / WORKLOAD_FILE, history),
-        step_time=step_time(history),
-    )
+    jobs = _jobs(folder / WORKLOAD_FILE, history)
+    return ComparedRun(name, of, policy, seed, summary, requests, jobs, step_time(history))
 
 
 def _jobs(workload: Path, history: RunHistory) -> str:

@@ -17,15 +17,7 @@ from analysis.compare.experiment_runs import Experiment
 from analysis.compare.intervals import ENOUGH_PAIRS, LEVEL
 from analysis.compare.pairing import ComparedRun
 from analysis.log.history import JobHistory, RunHistory, read_log, replay
-from analysis.report.figures import (
-    FONT_SIZE,
-    GREY,
-    colors_of,
-    figure_style,
-    new_figure,
-    save_svg,
-    set_log_ticks,
-)
+from analysis.report.figures import GREY, colors_of, figure_style, new_figure, save_svg, set_log_ticks
 from common.eventlog import EVENTS_FILE
 
 if TYPE_CHECKING:
@@ -294,7 +286,7 @@ def goodput_over_time(runs: Mapping[str, RunHistory], label: str) -> "Figure":
     panels[-1].set_xlim(0, longest_s or 1.0)
     panels[-1].set_ylim(bottom=0)
     panels[-1].set_xlabel(f"time since the first submission, s ({label})")
-    figure.supylabel("realised goodput, useful examples/s", fontsize=FONT_SIZE)
+    figure.supylabel("realised goodput, useful examples/s", fontsize="medium")
     return figure
 
 

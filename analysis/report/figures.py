@@ -14,13 +14,12 @@ if TYPE_CHECKING:
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#8C6D31")
 """Distinct for every kind of color vision (Okabe and Ito)."""
 GREY = "#999999"
-FONT_SIZE = 9
 STYLE: Any = {
     "svg.hashsalt": "coadapt",
-    "font.size": FONT_SIZE,
+    "font.size": 9,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.titlesize": FONT_SIZE,
+    "axes.titlesize": "medium",
     "axes.titlelocation": "left",
 }
 

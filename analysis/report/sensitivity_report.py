@@ -6,16 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from analysis.compare.sensitivity_study import Cell, RatioSpread, Study, SweepTable
-from analysis.report.figures import (
-    COLORS,
-    FONT_SIZE,
-    GREY,
-    colors_of,
-    figure_style,
-    new_figure,
-    save_svg,
-    set_log_ticks,
-)
+from analysis.report.figures import COLORS, GREY, colors_of, figure_style, new_figure, save_svg, set_log_ticks
 from analysis.report.tables import Table, to_markdown
 
 if TYPE_CHECKING:
@@ -101,7 +92,7 @@ def _lines(found: Study, sweep: SweepTable) -> "Figure":
     _plot_ratios(right, sweep, "over_default")
     right.set_title(f"mean completion time over the policy's own at: {sweep.default}")
     label = f"{sweep.title} ({found.world}); bars: range over workloads and seeds"
-    figure.supxlabel(label, fontsize=FONT_SIZE)
+    figure.supxlabel(label, fontsize="medium")
     figure.legend(*right.get_legend_handles_labels(), loc="outside right center", frameon=False)
     return figure
 

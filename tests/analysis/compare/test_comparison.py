@@ -7,7 +7,7 @@ from msgspec import structs
 from analysis.compare.comparison import JCT, Comparison, Contrast, compare
 from analysis.compare.intervals import Bounds
 from analysis.compare.pairing import LeftOut
-from tests.fixtures.runs import compared_run
+from tests.fixtures.runs import compared_run, two_pairs_with_one_rho
 
 
 @pytest.fixture(scope="module")
@@ -141,12 +141,6 @@ def test_a_given_baseline_is_the_only_one() -> None:
 
 
 def test_a_pair_without_the_measure_does_not_count_for_it() -> None:
-    runs = [
-        compared_run("tail", "fixed", 1, 10),
-        compared_run("tail", "fixed", 2, 10, has_rho=False),
-        compared_run("tail", "pollux", 1, 5),
-        compared_run("tail", "pollux", 2, 5),
-    ]
-    contrast = compare(runs).shown()[0]
+    contrast = compare(two_pairs_with_one_rho()).shown()[0]
     assert contrast.overall["mean_jct_ratio"].pairs == 2
     assert contrast.overall["worst_rho_ratio"].pairs == 1

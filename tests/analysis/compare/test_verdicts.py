@@ -2,7 +2,7 @@ from analysis.compare.comparison import JCT, Contrast, Effect, compare
 from analysis.compare.intervals import Bounds
 from analysis.compare.pairing import ComparedRun
 from analysis.compare.verdicts import amount, summary_sentences, verdicts
-from tests.fixtures.runs import compared_run
+from tests.fixtures.runs import compared_run, two_pairs_with_one_rho
 
 
 def against_fixed(runs: list[ComparedRun]) -> Contrast:
@@ -63,13 +63,9 @@ def test_fewer_than_five_pairs_are_inconclusive_however_clear_they_look() -> Non
 
 
 def test_pairs_without_the_measure_are_counted_openly() -> None:
-    runs = [
-        compared_run("tail", "fixed", 1, 10),
-        compared_run("tail", "fixed", 2, 10, has_rho=False),
-        compared_run("tail", "pollux", 1, 5),
-        compared_run("tail", "pollux", 2, 5),
-    ]
-    by_measure = {verdict.measure: verdict.sentence for verdict in verdicts(against_fixed(runs))}
+    by_measure = {
+        verdict.measure: verdict.sentence for verdict in verdicts(against_fixed(two_pairs_with_one_rho()))
+    }
     assert "(1 pair, better in 1; 1 pair without the measure)" in by_measure["worst_rho_ratio"]
 
 
