@@ -15,7 +15,6 @@ from typing import Annotated, Any
 import typer
 from msgspec import structs
 
-from analysis.report.tables import Table, to_text
 from common.lifecycle import UserError
 from common.types import (
     GradientStatistics,
@@ -27,7 +26,7 @@ from common.types import (
     can_share,
     replicas_of,
 )
-from services.bench.measure import Progress, quantile, report
+from services.bench.measure import Progress, quantile, report, table
 from services.cli.options import whole
 from services.scheduler.decisions import NoDecision, decided
 from services.scheduler.policies import UnknownPolicy, make_policy
@@ -218,7 +217,7 @@ def text(result: dict[str, Any]) -> str:
         [name, *(f"{result[key][column]:.2f}" for column in columns)]
         for name, key in (("wall", "decision_ms"), ("CPU", "decision_cpu_ms"))
     ]
-    lines = [head, "", to_text(Table("", ["ms a decision", *columns], rows))]
+    lines = [head, "", table(["ms a decision", *columns], rows)]
     if result["value_over_bound"] is not None:
         lines += [
             "",

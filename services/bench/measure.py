@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from analysis.report.tables import Table, to_text
 from common import __version__
 
 
@@ -97,6 +98,11 @@ class Progress:
             return
         end = "\n" if self._done == self._total else ""
         print(f"\r\033[K{line[:100]}", end=end, file=sys.stderr, flush=True)
+
+
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns of text, the first to the left and the others to the right."""
+    return to_text(Table("", heads, rows))
 
 
 def report(result: dict[str, Any], text: str, *, as_json: bool) -> None:

@@ -16,13 +16,12 @@ from typing import Annotated, Any
 
 import typer
 
-from analysis.report.tables import Table, to_text
 from common.lifecycle import signals_as_interrupt
 from common.protocol import EventRecord, TrainingSample
 from common.types import JobConfig
 from services.bench import unevaluated_digits as unevaluated
 from services.bench.agent_cluster import AgentCluster, BenchError, endless
-from services.bench.measure import Progress, in_turns, ratio_of_pairs, report, summary
+from services.bench.measure import Progress, in_turns, ratio_of_pairs, report, summary, table
 from services.cli.options import number, whole
 from services.launcher.processes import ONE_THREAD, python
 from services.launcher.stack import ROOT
@@ -187,5 +186,4 @@ def text(result: dict[str, Any]) -> str:
         for case in result["cases"].values()
     ]
     heads = ["replicas", "batch", "trainer steps/s", "loop steps/s", "ratio", "spread"]
-    table = to_text(Table("", heads, rows))
-    return f"{APPLICATION}, medians of {result['pairs']} pairs\n\n{table}"
+    return f"{APPLICATION}, medians of {result['pairs']} pairs\n\n{table(heads, rows)}"

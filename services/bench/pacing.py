@@ -28,7 +28,6 @@ import msgspec
 import psutil
 import typer
 
-from analysis.report.tables import Table, to_text
 from common.codec import decode
 from common.config import TrainerConfig
 from common.lifecycle import blocked_signals, signals_as_interrupt
@@ -42,7 +41,7 @@ from common.protocol import (
 )
 from common.types import JobConfig
 from services.bench.agent_cluster import WAIT_S, BenchError, endless
-from services.bench.measure import Progress, report
+from services.bench.measure import Progress, report, table
 from services.cli.options import number
 from services.launcher.processes import ONE_THREAD
 from workloads.applications import applications
@@ -332,9 +331,8 @@ def text(result: dict[str, Any]) -> str:
     ]
     heads = ["application", "replicas", "speed", "batch", "share", "share/speed", "waited for a core"]
     quiet = result["quiet_least"]
-    table = to_text(Table("", heads, rows))
     return (
-        f"{table}\n\nshare / speed of {len(rows)} groups: {result['least']:.3f} to "
+        f"{table(heads, rows)}\n\nshare / speed of {len(rows)} groups: {result['least']:.3f} to "
         f"{result['most']:.3f}; {result['within_5_percent']} within {TOLERANCE:.0%}\n"
         f"{result['quiet']} of them waited less than {QUIET:.0%} of the time for a core"
         + ("" if quiet is None else f"; the least of these: {quiet:.3f}")

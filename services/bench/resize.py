@@ -16,12 +16,11 @@ from typing import Annotated, Any
 
 import typer
 
-from analysis.report.tables import Table, to_text
 from common.lifecycle import signals_as_interrupt
 from common.protocol import EventRecord, GenerationStarted, TrainingSample
 from common.types import ApplicationSpec, batch_config
 from services.bench.agent_cluster import AgentCluster, BenchError, endless
-from services.bench.measure import Progress, report, summary
+from services.bench.measure import Progress, report, summary, table
 from services.cli.options import whole
 from services.launcher.processes import ONE_THREAD, python
 from services.launcher.stack import ROOT
@@ -178,11 +177,10 @@ def text(result: dict[str, Any]) -> str:
 
     rows = [row(name, of, f"{1000 * of['followed_p50_s']:.0f}") for name, of in result["transitions"].items()]
     heads = ["replicas", "times", "p50 ms", "p99 ms", "most ms", "order to step ms"]
-    table = to_text(Table("", heads, rows))
     return (
         f"{result['application']}, total batch {result['total_batch']}: "
         "milliseconds without a training step\n\n"
-        f"{table}\n\n"
+        f"{table(heads, rows)}\n\n"
         f"all changes: p50 {1000 * result['p50_s']:.0f} ms, p99 {1000 * result['p99_s']:.0f} ms\n"
         f"torchrun restart, {TORCHRUN_PROCESSES} processes, {result['torchrun']['n']} times: "
         f"p50 {result['torchrun_restart_s']:.2f} s, {result['ratio']:.0f} times the pause of 2->4"

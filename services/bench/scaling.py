@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from analysis.report.tables import Table, to_text
 from common.config import load_config
 from common.lifecycle import signals_as_interrupt
 from common.types import ApplicationSpec
 from services.bench.agent_cluster import BenchError
-from services.bench.measure import Progress, report
+from services.bench.measure import Progress, report, table
 from services.cli.options import whole
 from workloads.applications import applications
 
@@ -220,7 +219,7 @@ def text(result: dict[str, Any]) -> str:
     lines = [
         f"Medians of {len(result['seeds'])} seeds; progress in steps at M0",
         "",
-        to_text(Table("", heads, rows)),
+        table(heads, rows),
         "",
         "* beyond the application's largest batch",
     ]

@@ -221,39 +221,10 @@ def _started_s() -> float:
 
 
 def _show(results: "Sequence[Result]") -> None:
-    from analysis.report.tables import Table, decimal, stdout_console, to_console
+    from analysis.report.tables import stdout_console, to_console
+    from services.simulator.policy_table import run_table
 
-    columns = (
-        "run",
-        "jobs",
-        "mean JCT",
-        "p99 JCT",
-        "makespan",
-        "rounds",
-        "ms",
-        "/bound",
-        "rho",
-        "unfair",
-        "CPU s",
-    )
-    rows = [
-        (
-            result.run_id,
-            str(len(result.jcts_s)),
-            decimal(result.mean_jct_s),
-            decimal(result.p99_jct_s),
-            decimal(result.makespan_s, 0),
-            str(result.rounds),
-            decimal(result.decision_ms.mean if result.decision_ms else None, 2),
-            decimal(result.value_over_bound, 4),
-            decimal(result.rho.worst if result.rho else None, 2),
-            decimal(result.rho.unfair_fraction if result.rho else None, 3),
-            decimal(result.cpu_s),
-        )
-        for result in results
-    ]
-    title = "JCT and makespan in virtual seconds; ms: mean time of a decision; rho: the worst"
-    to_console(stdout_console(), Table(title, columns, rows))
+    to_console(stdout_console(), run_table(results))
 
 
 def _show_ends(results: "Sequence[Result]") -> None:

@@ -1,16 +1,39 @@
-"""Policies side by side, as one table in Markdown."""
+"""Results as tables: one row per policy in Markdown, or one row per run."""
 
 from collections.abc import Callable, Sequence
 
-from analysis.report.tables import Table, format_or_dash, to_markdown
+from analysis.report.tables import Table, decimal, format_or_dash, to_markdown
 from services.simulator.results import Result
 
+RUN_COLUMNS = "run,jobs,mean JCT,p99 JCT,makespan,rounds,ms,/bound,rho,unfair,CPU s".split(",")
 COLUMNS = ("policy", "runs", "mean JCT s", "p99 JCT s", "makespan s", "goodput /s", "worst rho", "unfair")
 
 
+def run_table(results: Sequence[Result]) -> Table:
+    """One row per run."""
+    rows = [
+        [
+            result.run_id,
+            str(len(result.jcts_s)),
+            decimal(result.mean_jct_s),
+            decimal(result.p99_jct_s),
+            decimal(result.makespan_s, 0),
+            str(result.rounds),
+            decimal(result.decision_ms.mean if result.decision_ms else None, 2),
+            decimal(result.value_over_bound, 4),
+            decimal(result.rho.worst if result.rho else None, 2),
+            decimal(result.rho.unfair_fraction if result.rho else None, 3),
+            decimal(result.cpu_s),
+        ]
+        for result in results
+    ]
+    title = "JCT and makespan in virtual seconds; ms: mean time of a decision; rho: the worst"
+    return Table(title, RUN_COLUMNS, rows)
+
+
 def comparison(results: Sequence[Result]) -> str:
-    """One row a policy: means over its runs (each run counts alike), the worst rho of all of them, and the
-    mean JCT on each workload. A dash where a run has no such figure."""
+    """One row per policy: means over its runs (each run counts the same), the worst rho of all of them, and
+    the mean JCT on each workload. A dash if a run lacks the figure."""
     policies = list(dict.fromkeys(result.policy for result in results))
     workloads = list(dict.fromkeys(result.label for result in results))
     each = workloads if len(workloads) > 1 else []

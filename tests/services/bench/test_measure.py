@@ -11,6 +11,7 @@ from services.bench.measure import (
     ratio_of_pairs,
     report,
     summary,
+    table,
 )
 
 
@@ -70,6 +71,10 @@ def test_progress_tells_the_seconds_left_on_stderr(capsys):
         "name: 1/2  10 s left  first",
         "name: 2/2  0 s left  second",
     ]
+
+
+def test_a_table_has_its_numbers_to_the_right():
+    assert table(["name", "ms"], [["a", "10"], ["long", "7"]]) == "name  ms\na     10\nlong   7"
 
 
 def test_a_report_is_the_text_or_one_json_object_and_says_what_machine_it_was(capsys):
