@@ -5,7 +5,19 @@ from collections.abc import Callable, Sequence
 from analysis.report.tables import Table, decimal, format_or_dash, to_markdown
 from services.simulator.results import Result
 
-RUN_COLUMNS = "run,jobs,mean JCT,p99 JCT,makespan,rounds,ms,/bound,rho,unfair,CPU s".split(",")
+RUN_COLUMNS = (
+    "run",
+    "jobs",
+    "mean JCT",
+    "p99 JCT",
+    "makespan",
+    "rounds",
+    "ms",
+    "/bound",
+    "rho",
+    "unfair",
+    "CPU s",
+)
 COLUMNS = ("policy", "runs", "mean JCT s", "p99 JCT s", "makespan s", "goodput /s", "worst rho", "unfair")
 
 
