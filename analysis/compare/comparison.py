@@ -68,7 +68,7 @@ KEYS = [measure.key for measure in MEASURES]
 
 @dataclass(frozen=True)
 class Effect:
-    """The mean `value` over `pairs` pairs, of which `better` are better. None without pairs, and no bounds
+    """The mean `value` over `pairs` pairs; `better` of them are better. None without pairs, and no bounds
     for a single pair."""
 
     value: float | None
@@ -115,7 +115,7 @@ class Comparison:
         return next((c for c in self.contrasts if (c.policy, c.baseline) == (policy, baseline)), None)
 
     def shown(self) -> list[Contrast]:
-        """Every two policies once, for people: the later policy against earlier, where both orders exist."""
+        """Every two policies once: if both orders exist, the one that compares the later policy."""
         return [
             contrast
             for contrast in self.contrasts
@@ -159,14 +159,16 @@ def compare(
 
 
 def _frame(runs: Sequence[ComparedRun]) -> pl.DataFrame:
-    """One row per run, sorted by set, seed and policy, with one column per measure."""
+    """One row per run, sorted by set, seed and policy, and one column per measure; null if unknown or not
+    finite."""
     ordered = sorted(runs, key=lambda run: (run.set, run.seed, rank(run.policy)))
     schema = {"run": pl.String, "policy": pl.String, "set": pl.String, "seed": pl.Int64}
     rows = [
         (run.name, run.policy, run.set, run.seed, *(measure.of(run) for measure in MEASURES))
         for run in ordered
     ]
-    return pl.DataFrame(rows, schema={**schema, **dict.fromkeys(KEYS, pl.Float64)}, orient="row")
+    frame = pl.DataFrame(rows, schema={**schema, **dict.fromkeys(KEYS, pl.Float64)}, orient="row")
+    return frame.with_columns(pl.when(pl.col(KEYS).is_finite()).then(pl.col(KEYS)))
 
 
 def _paired_changes(frame: pl.DataFrame) -> pl.DataFrame:
@@ -229,6 +231,7 @@ def _means(common: pl.DataFrame, policies: Sequence[str]) -> dict[str, dict[str,
         )
         for key in KEYS
     ]
-    found = common.group_by("policy").agg(pl.len().alias("runs"), *figures).rows_by_key("policy", named=True)
+    by_policy = common.group_by("policy", maintain_order=True)
+    found = by_policy.agg(pl.len().alias("runs"), *figures).rows_by_key("policy", named=True)
     none: dict[str, float | int | None] = {"runs": 0, **dict.fromkeys(KEYS)}
     return {policy: found[policy][0] if policy in found else none for policy in policies}

@@ -96,7 +96,7 @@ class Experiment:
 
     @property
     def made_by(self) -> dict[str, Any]:
-        """Machine, versions and the digest of the code; None for what is not known."""
+        """Machine, versions and the digest of the code; None if unknown."""
         about = {key: self.about.get(key) for key in ("machine", "versions")}
         return {**about, "code": self._shared("code")}
 

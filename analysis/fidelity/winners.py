@@ -21,7 +21,7 @@ from common.types import Struct
 
 RULE = (
     "The winner of a set is the policy with the smallest geometric mean of the runs' mean completion times, "
-    "over the seeds that all compared policies have, in reality and in simulation alike. A margin is the "
+    "over the seeds that all compared policies have, both in reality and in simulation. A margin is the "
     f"geometric mean of real ratios paired by seed, with its {LEVEL:.0%} bootstrap interval [ ], or with the "
     f"range ( ) of fewer than {ENOUGH_PAIRS} seeds. Reality is inconclusive about two policies if the "
     "interval contains 1 or there is none."

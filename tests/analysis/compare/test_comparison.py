@@ -144,3 +144,17 @@ def test_a_pair_without_the_measure_does_not_count_for_it() -> None:
     contrast = compare(two_pairs_with_one_rho()).shown()[0]
     assert contrast.overall["mean_jct_ratio"].pairs == 2
     assert contrast.overall["worst_rho_ratio"].pairs == 1
+
+
+@pytest.mark.parametrize("step_time", [math.inf, math.nan])
+def test_a_figure_that_is_not_finite_counts_as_missing(step_time: float) -> None:
+    runs = [compared_run("tail", policy, 1, 10) for policy in ("fixed", "pollux")]
+    runs = [structs.replace(run, step_time=step_time) for run in runs]
+    comparison = compare(runs)
+    assert comparison.shown()[0].overall["step_time_ratio"].pairs == 0
+    assert comparison.means["fixed"]["step_time"] is None
+
+
+def test_without_runs_there_is_nothing_to_compare() -> None:
+    comparison = compare([])
+    assert (comparison.policies, comparison.contrasts, comparison.means) == ((), (), {})
