@@ -19,7 +19,7 @@ import msgspec
 
 from analysis.compare.conditions import Conditions
 from analysis.compare.pairing import ComparedRun, LeftOut
-from analysis.log.history import RUN_MARKS, NoRuns, Replay, RunHistory, find_logs, read_log
+from analysis.log.history import RUN_MARKS, NoRuns, Replay, RunHistory, find_logs, read_log, replay
 from analysis.run.fairness import IsolatedTime
 from analysis.run.measures import RunSummary, replicas_mean
 from analysis.summarize import plain, summarize
@@ -113,6 +113,9 @@ class Experiment:
 
     def log(self, run: ComparedRun) -> Path:
         return self.place / run.name / EVENTS_FILE
+
+    def history(self, run: ComparedRun) -> RunHistory:
+        return replay(read_log(self.log(run)).records).run
 
 
 @dataclass

@@ -63,9 +63,7 @@ def paired(
             yield LeftOut(run=run.name, why=why)
             continue
         log = read_log(twin)
-        real_history, simulated_history = (
-            replay(records).run for records in (read_log(experiment.log(run)).records, log.records)
-        )
+        real_history, simulated_history = experiment.history(run), replay(log.records).run
         real, copy = completed_jobs(real_history), completed_jobs(simulated_history)
         on_both = sorted(real.keys() & copy.keys())
         if log.fault or not on_both:

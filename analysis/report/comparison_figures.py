@@ -16,7 +16,7 @@ from analysis.compare.comparison import JCT, Comparison
 from analysis.compare.experiment_runs import Experiment
 from analysis.compare.intervals import ENOUGH_PAIRS, LEVEL
 from analysis.compare.pairing import ComparedRun
-from analysis.log.history import JobHistory, RunHistory, read_log, replay
+from analysis.log.history import JobHistory, RunHistory
 from analysis.report.figures import GREY, colors_of, figure_style, new_figure, save_svg, set_log_ticks
 from common.eventlog import EVENTS_FILE
 
@@ -57,7 +57,7 @@ def write_all(experiment: Experiment, comparison: Comparison, out: Path) -> list
                 (one for one in comparison.runs if (one.set, one.seed) == (run.set, run.seed)),
                 key=lambda one: comparison.policies.index(one.policy),
             )
-            histories = {one.policy: replay(read_log(experiment.log(one)).records).run for one in block}
+            histories = {one.policy: experiment.history(one) for one in block}
             label = f"{run.set}, seed {run.seed}"
             both = {one.policy: histories[one.policy] for one in (run, baseline)}
             shows = f"slots of each job over time, {label}: the pair with the median mean JCT ratio"
