@@ -21,6 +21,11 @@ def printed(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int,
     return code, *capfd.readouterr()
 
 
+def put_pair(place: Path) -> None:
+    for policy in ("fixed", "pollux"):
+        put(place, "tail", policy, 1, [10.0])
+
+
 def test_the_report_has_tables_verdicts_and_notes(
     experiment: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -36,8 +41,7 @@ def test_the_report_has_tables_verdicts_and_notes(
 def test_a_run_that_is_left_out_is_listed_and_fails(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for policy in ("fixed", "pollux"):
-        put(tmp_path, "tail", policy, 1, [10.0])
+    put_pair(tmp_path)
     put(tmp_path, "tail", "pollux", 2, [10.0])
     code, text, _ = printed(capfd, tmp_path, "--markdown")
     assert code == 1
@@ -48,8 +52,7 @@ def test_a_run_that_is_left_out_is_listed_and_fails(
 def test_lost_runs_that_were_repeated_are_listed_and_do_not_fail(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for policy in ("fixed", "pollux"):
-        put(tmp_path, "tail", policy, 1, [10.0])
+    put_pair(tmp_path)
     put(tmp_path / "lost", "tail", "fixed", 1, [10.0], noisy=True, reason="load 3.1 > 1.5")
     code, text, _ = printed(capfd, tmp_path, "--json")
     assert code == 0
