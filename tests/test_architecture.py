@@ -74,6 +74,8 @@ PURE = (
     "analysis/compare/conditions.py",
     "analysis/compare/intervals.py",
     "analysis/compare/pairing.py",
+    "analysis/compare/sensitivity_study.py",
+    "analysis/compare/verdicts.py",
     "analysis/fidelity/winners.py",
     "analysis/log/audit.py",
     "analysis/run/",

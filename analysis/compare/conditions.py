@@ -1,4 +1,4 @@
-"""What the machine did during the runs of an experiment, policy by policy. Pure."""
+"""The state of the machine during the runs of an experiment, by policy. Pure."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -10,20 +10,18 @@ from common.types import Struct
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """Of one run, as its run.json says: None where it does not. That holds more.
-
-    wall_s: the whole run, the stack's start and stop included
-    load_mean: load average of the system
-    foreign_cpu_fraction: of the machine's CPU, what other processes used
-    steal_fraction: of the machine's CPU, what the hypervisor took
-    peak_memory_bytes: of all processes of the stack together
-    """
+    """The machine during one run, from its run.json, which holds more. None: not recorded."""
 
     wall_s: float | None = None
+    """The whole run, with start and stop of the stack."""
     load_mean: float | None = None
+    """Load average of the system."""
     foreign_cpu_fraction: float | None = None
+    """Share of the machine's CPU that other processes used."""
     steal_fraction: float | None = None
+    """Share of the machine's CPU that the hypervisor took."""
     peak_memory_bytes: float | None = None
+    """All processes of the stack together."""
 
 
 class Spread(Struct, frozen=True):
@@ -35,7 +33,8 @@ class Spread(Struct, frozen=True):
 def noise(
     runs: Sequence[ComparedRun], conditions: Mapping[str, Conditions]
 ) -> dict[str, dict[str, Spread | None]]:
-    """By policy and field, over its runs; None where none of them has it. `conditions` are by run."""
+    """The spread over runs, by policy and field of `Conditions`; None if no run recorded it. `conditions` is
+    by run."""
     by_policy: dict[str, list[Conditions]] = {}
     for run in runs:
         by_policy.setdefault(run.policy, []).append(conditions.get(run.name, Conditions()))

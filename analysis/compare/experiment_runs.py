@@ -1,17 +1,17 @@
-"""Read the runs of an experiment: which count, and which are left out and why.
+"""Read the folder of an experiment: which runs count, and which are left out and why.
 
-    DIR/<set>-<policy>-<seed>/        a run; run.json says what it is and how it went, where there is one
-    DIR/lost/<run>-<attempt>/         runs that were lost to noise or a failure, and repeated
+    DIR/<set>-<policy>-<seed>/        a run; run.json says what it is and how it went
+    DIR/lost/<run>-<attempt>/         runs that were lost to noise or a failure, and were repeated
     DIR/isolated/isolated-<application>-<n>/   runs of one job alone
     DIR/experiment.json               machine and date
 
-A simulated run has no run.json: its log says the set, the seed and the policy, but for the policy's numbers,
-which stand in the name of its folder.
+A simulated run has no run.json. Its log names the set, the seed and the policy; the parameters of the policy
+are in the name of its folder.
 """
 
 import json
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import msgspec
 
 from analysis.compare.conditions import Conditions
 from analysis.compare.pairing import ComparedRun, LeftOut
-from analysis.log.history import RUN_MARKS, NoRuns, Replay, RunHistory, find_logs, read_log
+from analysis.log.history import RUN_MARKS, NoRuns, Replay, RunHistory, find_logs, read_log, replay
 from analysis.run.fairness import IsolatedTime
 from analysis.run.measures import RunSummary, replicas_mean
 from analysis.summarize import plain, summarize
@@ -29,9 +29,13 @@ from common.types import Struct
 FACTS_FILE, ABOUT_FILE, WORKLOAD_FILE = "run.json", "experiment.json", "workload.toml"
 LOST, ISOLATED = "lost", "isolated"
 
+IsolatedTimeOf = Callable[[Replay], IsolatedTime | None]
+"""Gives the isolated times of a run's jobs, for rho (`analysis.run.fairness`)."""
+StepTimeOf = Callable[[RunHistory], float | None]
+
 
 class RunFacts(Conditions, frozen=True, kw_only=True):
-    """What compare needs of a run.json."""
+    """The part of run.json that a comparison needs."""
 
     set: str
     policy: str
@@ -45,19 +49,25 @@ class RunFacts(Conditions, frozen=True, kw_only=True):
 
     @property
     def fault(self) -> str:
-        """Why its run does not count; empty where it does."""
-        found = {
+        """Why the run does not count; empty if it counts."""
+        faults = {
             "noisy": self.noisy,
             "not verified": not self.verified,
             "audit not clean": not self.audit_clean,
         }
-        named = ", ".join(name for name, is_so in found.items() if is_so and name not in self.reason)
+        named = ", ".join(name for name, applies in faults.items() if applies and name not in self.reason)
         return ": ".join(text for text in (named, self.reason) if text)
+
+    @property
+    def full_set(self) -> str:
+        """The set with its kind of requests: the same jobs with other requests are another set."""
+        if self.requests and self.requests not in self.set.split("-"):
+            return f"{self.set}-{self.requests}"
+        return self.set
 
 
 class IsolatedRun(Struct, frozen=True):
-    """A real run of one job alone, and what the model says of it; `relative_error`: modelled / real - 1.
-    `step_time` is that of a run (`analysis.compare.pairing`)."""
+    """A real run of one job alone, and the completion time that the model predicts for it."""
 
     run: str
     application: str
@@ -65,96 +75,142 @@ class IsolatedRun(Struct, frozen=True):
     real_s: float
     modelled_s: float
     relative_error: float
+    """modelled / real - 1."""
     step_time: float | None = None
+    """As in `ComparedRun`."""
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """`conditions`: by run, of those with a run.json. `lost`: what was repeated. `about`: experiment.json,
-    empty without one."""
-
     place: Path
     runs: tuple[ComparedRun, ...]
     conditions: dict[str, Conditions]
+    """By run, for those with a run.json."""
     left_out: tuple[LeftOut, ...]
     lost: tuple[LeftOut, ...]
+    """Runs that were lost and repeated."""
     alone: tuple[IsolatedRun, ...]
     about: dict[str, Any]
+    """The content of experiment.json; empty without one."""
     date: str | None
 
     @property
     def made_by(self) -> dict[str, Any]:
-        """Machine, versions and the digest of the code, as far as they are known."""
+        """Machine, versions and the digest of the code; None if unknown."""
         about = {key: self.about.get(key) for key in ("machine", "versions")}
         return {**about, "code": self._shared("code")}
 
     @property
     def memory(self) -> list[str]:
-        """Policies whose jobs start from what former jobs of their application have shown."""
-        named = self._shared("memory")
-        return [str(policy) for policy in named] if isinstance(named, list) else []
+        """Policies whose jobs start from what earlier jobs of their application have shown."""
+        policies = self._shared("memory")
+        return [str(policy) for policy in policies] if isinstance(policies, list) else []
 
     def _shared(self, key: str) -> Any:
-        """Of what all runs share, by experiment.json."""
+        """A condition that all runs share."""
         shared = self.about.get("conditions")
         return shared.get(key) if isinstance(shared, dict) else None
 
     def log(self, run: ComparedRun) -> Path:
         return self.place / run.name / EVENTS_FILE
 
+    def history(self, run: ComparedRun) -> RunHistory:
+        return replay(read_log(self.log(run)).records).run
+
+
+@dataclass
+class _Reader:
+    """Collects the runs of an experiment and the reasons why some do not count."""
+
+    isolated: IsolatedTimeOf | None
+    step_time: StepTimeOf
+    runs: list[ComparedRun] = field(default_factory=list)
+    conditions: dict[str, Conditions] = field(default_factory=dict)
+    starts: list[str] = field(default_factory=list)
+    left_out: list[LeftOut] = field(default_factory=list)
+    alone: list[IsolatedRun] = field(default_factory=list)
+
+    def read_run(self, folder: Path) -> None:
+        name = plain(folder.name)
+        try:
+            facts = _usable_facts(folder)
+            run = _compared_run(folder, facts, self.isolated or (lambda _: None), self.step_time)
+        except _NotUsable as reason:
+            self.left_out.append(LeftOut(run=name, why=str(reason)))
+            return
+        self.runs.append(run)
+        if facts:
+            self.conditions[name] = facts
+            self.starts += [facts.started] if facts.started else []
+
+    def read_isolated_run(self, folder: Path) -> None:
+        """Without isolated times there is nothing to check, and such runs are not missed."""
+        if self.isolated is None:
+            return
+        try:
+            self.alone.append(_isolated_run(folder, self.isolated, self.step_time))
+        except _NotUsable as reason:
+            self.left_out.append(LeftOut(run=f"{ISOLATED}/{plain(folder.name)}", why=str(reason)))
+
+    def read_about(self, path: Path) -> dict[str, Any]:
+        """The content of experiment.json; empty if there is none or it cannot be read."""
+        if not path.exists():
+            return {}
+        try:
+            about = json.loads(path.read_bytes())
+            if not isinstance(about, dict):
+                raise ValueError("not a table")
+        except (OSError, ValueError) as error:
+            why = f"cannot be read ({error}): machine, date and policies with a memory are not known"
+            self.left_out.append(LeftOut(run=ABOUT_FILE, why=why))
+            return {}
+        return about
+
+
+class _NotUsable(Exception):
+    """Why a run does not count."""
+
 
 def gather(
     place: Path,
-    isolated: Callable[[Replay], IsolatedTime | None] | None = None,
-    step_time: Callable[[RunHistory], float | None] = lambda _: None,
-    shown: Callable[[Sequence[Path]], Iterable[Path]] = lambda folders: folders,
+    isolated: IsolatedTimeOf | None = None,
+    step_time: StepTimeOf = lambda _: None,
+    progress: Callable[[Sequence[Path]], Iterable[Path]] = lambda folders: folders,
 ) -> Experiment:
-    """Sum up every run in `place`, as `summarize` does; `isolated` gives the isolated times for rho
-    (`analysis.run.fairness`), without it runs of one job alone are of no use; `step_time` that of a run; `shown`
-    may follow how the reading goes on. Raises NoRuns."""
-    find_logs(place)  # says what is wrong with a place without runs
+    """Read and summarize every run in `place`.
+
+    Without `isolated`, runs of one job alone are ignored and rho comes from each run's own log. `step_time`
+    gives `ComparedRun.step_time`. `progress` may show how far the reading is. Raises NoRuns.
+    """
+    find_logs(place)  # raises NoRuns with the reason if there are none
     if place.is_file():
         raise NoRuns(f"{place}: is a file; needed: the folder of an experiment's runs")
-    if is_run(place):
-        raise NoRuns(f"{place}: is one run; needed: the folder of runs that it lies in")
-    runs: list[ComparedRun] = []
-    conditions: dict[str, Conditions] = {}
-    out: list[LeftOut] = []
-    starts: list[str] = []
-    singles: list[IsolatedRun] = []
-    folders = _folders(place)
-    for folder in shown(folders):
-        if is_run(folder):
-            facts, judged = _judge(folder, isolated or (lambda _: None), step_time)
-            if isinstance(judged, ComparedRun):
-                runs.append(judged)
-                conditions |= {judged.name: facts} if facts else {}
-                starts += [facts.started] if facts and facts.started else []
-            else:
-                out.append(judged)
+    if _is_run(place):
+        raise NoRuns(f"{place}: is one run; needed: the folder that holds the runs")
+    reader = _Reader(isolated, step_time)
+    for folder in progress(_folders(place)):
+        if _is_run(folder):
+            reader.read_run(folder)
         elif folder.name == ISOLATED:
             for single in _folders(folder):
-                if isolated is None:
-                    break
-                found = _alone(single, isolated, step_time)
-                (singles if isinstance(found, IsolatedRun) else out).append(found)  # type: ignore[arg-type]
+                reader.read_isolated_run(single)
         elif folder.name != LOST:
-            out += _too_deep(place, folder)
-    about = _about(place, out)
-    date = about.get("date") or max(starts, default=None)
+            reader.left_out += _runs_too_deep(place, folder)
+    about = reader.read_about(place / ABOUT_FILE)
+    date = about.get("date") or max(reader.starts, default=None)
     return Experiment(
         place=place,
-        runs=tuple(runs),
-        conditions=conditions,
-        left_out=tuple(out),
-        lost=tuple(_lost(place / LOST)),
-        alone=tuple(singles),
+        runs=tuple(reader.runs),
+        conditions=reader.conditions,
+        left_out=tuple(reader.left_out),
+        lost=tuple(map(_lost_run, _folders(place / LOST))),
+        alone=tuple(reader.alone),
         about=about,
         date=str(date) if date else None,
     )
 
 
-def is_run(folder: Path) -> bool:
+def _is_run(folder: Path) -> bool:
     return any((folder / mark).exists() for mark in (*RUN_MARKS, FACTS_FILE))
 
 
@@ -165,163 +221,113 @@ def _folders(place: Path) -> list[Path]:
         return []
 
 
-def _judge(
-    folder: Path,
-    isolated: Callable[[Replay], IsolatedTime | None],
-    step_time: Callable[[RunHistory], float | None],
-) -> tuple[RunFacts | None, ComparedRun | LeftOut]:
-    """The run, or why it does not count: its own log has the last word."""
-    name = plain(folder.name)
+def _facts(folder: Path) -> RunFacts | None:
+    """None without a run.json. Raises _NotUsable."""
+    path = folder / FACTS_FILE
     try:
-        facts = _facts(folder)
+        return msgspec.json.decode(path.read_bytes(), type=RunFacts) if path.exists() else None
     except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
-        return None, LeftOut(run=name, why=f"{FACTS_FILE}: {plain(str(error))}")
+        raise _NotUsable(f"{FACTS_FILE}: {plain(str(error))}") from error
+
+
+def _usable_facts(folder: Path) -> RunFacts | None:
+    """Raises _NotUsable if run.json says that the run does not count."""
+    facts = _facts(folder)
     if facts and facts.fault:
-        return facts, LeftOut(run=name, why=plain(facts.fault))
-    if not facts and (folder.parent / ABOUT_FILE).exists():
-        return None, LeftOut(run=name, why=f"no {FACTS_FILE}: it was interrupted, or goes on")
+        raise _NotUsable(plain(facts.fault))
+    return facts
+
+
+def _usable_log(folder: Path, isolated: IsolatedTimeOf) -> tuple[RunHistory, RunSummary]:
+    """The log has the last word on whether a run counts. Raises _NotUsable."""
     history, summary = summarize(read_log(folder / EVENTS_FILE), isolated)
-    if why := _fault(summary):
-        return facts, LeftOut(run=name, why=why)
-    try:
-        jobs = _jobs(folder / WORKLOAD_FILE, history)
-    except (OSError, ValueError) as error:
-        return facts, LeftOut(run=name, why=f"{WORKLOAD_FILE}: {plain(str(error))}")
+    findings, counts = summary.audit.findings, summary.jobs
+    if not summary.audit.ok:
+        more = f", and {len(findings) - 1} more" if len(findings) > 1 else ""
+        raise _NotUsable(plain(f"audit not clean: {findings[0]}{more}"))
+    if summary.policy is None or summary.workload is None or summary.seed is None:
+        raise _NotUsable("its log does not name its policy, workload and seed")
+    if not counts.submitted:
+        raise _NotUsable("no job was submitted")
+    if counts.verified < counts.submitted:
+        raise _NotUsable(f"{counts.submitted - counts.verified} of {counts.submitted} jobs not verified")
+    return history, summary
+
+
+def _compared_run(
+    folder: Path, facts: RunFacts | None, isolated: IsolatedTimeOf, step_time: StepTimeOf
+) -> ComparedRun:
+    """Raises _NotUsable."""
+    if not facts and (folder.parent / ABOUT_FILE).exists():
+        raise _NotUsable(f"no {FACTS_FILE}: it was interrupted or is still running")
+    history, summary = _usable_log(folder, isolated)
+    name = plain(folder.name)
     if facts:
-        run = ComparedRun(
-            name=name,
-            set=_set(facts),
-            policy=facts.policy,
-            seed=facts.seed,
-            summary=summary,
-            requests=facts.requests,
-            jobs=jobs,
-            step_time=step_time(history),
-        )
-        return facts, run
-    assert summary.workload is not None, "a log with a verified job names its run"
-    assert summary.policy is not None
-    assert summary.seed is not None
-    policy = summary.policy
-    if name.startswith(f"{summary.workload}-") and name.endswith(f"-{summary.seed}"):
-        policy = name[len(summary.workload) + 1 : -len(f"-{summary.seed}")] or policy
-    run = ComparedRun(
-        name=name,
-        set=summary.workload,
-        policy=policy,
-        seed=summary.seed,
-        summary=summary,
-        jobs=jobs,
-        step_time=step_time(history),
-    )
-    return None, run
+        of, policy, seed, requests = facts.full_set, facts.policy, facts.seed, facts.requests
+    else:
+        of, seed, requests = str(summary.workload), int(summary.seed or 0), ""
+        policy = name.removeprefix(f"{of}-").removesuffix(f"-{seed}")
+        if not policy or name != f"{of}-{policy}-{seed}":
+            policy = str(summary.policy)
+    jobs = _jobs(folder / WORKLOAD_FILE, history)
+    return ComparedRun(name, of, policy, seed, summary, requests, jobs, step_time(history))
 
 
 def _jobs(workload: Path, history: RunHistory) -> str:
-    """Equal for equal jobs: those of the workload file, without one what the log says that was submitted.
-    Raises OSError, ValueError."""
+    """A text that is equal for equal jobs: from the workload file, otherwise from the submissions in the log.
+    Raises _NotUsable."""
     if not workload.exists():
         return repr(sorted((job.spec for job in history.jobs.values()), key=lambda spec: spec.id))
-    content = msgspec.toml.decode(workload.read_bytes(), type=dict[str, Any])
+    try:
+        content = msgspec.toml.decode(workload.read_bytes(), type=dict[str, Any])
+    except (OSError, ValueError) as error:
+        raise _NotUsable(f"{WORKLOAD_FILE}: {plain(str(error))}") from error
     content.pop("name", None)
     return json.dumps(content, sort_keys=True, default=str)
 
 
-def _facts(folder: Path) -> RunFacts | None:
-    path = folder / FACTS_FILE
-    return msgspec.json.decode(path.read_bytes(), type=RunFacts) if path.exists() else None
+def _isolated_run(folder: Path, isolated: IsolatedTimeOf, step_time: StepTimeOf) -> IsolatedRun:
+    """Raises _NotUsable."""
+    _usable_facts(folder)
+    models: list[IsolatedTime] = []
 
+    def remember(replayed: Replay) -> IsolatedTime | None:
+        model = isolated(replayed)
+        models.extend([model] if model else [])
+        return model
 
-def _set(facts: RunFacts) -> str:
-    """The two kinds of requests of a set are two sets."""
-    if facts.requests and facts.requests not in facts.set.split("-"):
-        return f"{facts.set}-{facts.requests}"
-    return facts.set
-
-
-def _fault(summary: RunSummary) -> str:
-    if not summary.audit.ok:
-        more = len(summary.audit.findings) - 1
-        return plain(f"audit not clean: {summary.audit.findings[0]}{f', and {more} more' if more else ''}")
-    if summary.policy is None or summary.workload is None or summary.seed is None:
-        return "its log does not say which policy, workload and seed it is of"
-    counts = summary.jobs
-    if not counts.submitted:
-        return "no job was submitted"
-    if counts.verified < counts.submitted:
-        return f"{counts.submitted - counts.verified} of {counts.submitted} jobs not verified"
-    return ""
-
-
-def _alone(
-    folder: Path,
-    isolated: Callable[[Replay], IsolatedTime | None],
-    step_time: Callable[[RunHistory], float | None],
-) -> IsolatedRun | LeftOut:
-    name = f"{ISOLATED}/{plain(folder.name)}"
-    try:
-        facts = _facts(folder)
-    except (OSError, ValueError) as error:
-        return LeftOut(run=name, why=f"{FACTS_FILE}: {plain(str(error))}")
-    if facts and facts.fault:
-        return LeftOut(run=name, why=plain(facts.fault))
-    times: list[IsolatedTime] = []
-
-    def keep(replayed: Replay) -> IsolatedTime | None:
-        found = isolated(replayed)
-        times.extend([found] if found else [])
-        return found
-
-    run, summary = summarize(read_log(folder / EVENTS_FILE), keep)
-    if why := _fault(summary):
-        return LeftOut(run=name, why=why)
-    if len(run.jobs) != 1:
-        return LeftOut(run=name, why=f"{len(run.jobs)} jobs: none of them was alone")
-    job = next(iter(run.jobs.values()))
-    slots, real_s = replicas_mean(job, run.last_s), job.jct_s
-    modelled_s = times[0](job, slots) if times and slots else None
+    history, _ = _usable_log(folder, remember)
+    if len(history.jobs) != 1:
+        raise _NotUsable(f"{len(history.jobs)} jobs: none of them was alone")
+    (job,) = history.jobs.values()
+    slots, real_s = replicas_mean(job, history.last_s), job.jct_s
+    modelled_s = models[0](job, slots) if models and slots else None
     if not slots or not real_s or not modelled_s:
-        return LeftOut(run=name, why="there is no modelled time to compare it with")
+        raise _NotUsable("there is no modelled time to compare it with")
     return IsolatedRun(
-        run=name,
+        run=f"{ISOLATED}/{plain(folder.name)}",
         application=job.spec.application,
         slots=slots,
         real_s=real_s,
         modelled_s=modelled_s,
         relative_error=modelled_s / real_s - 1,
-        step_time=step_time(run),
+        step_time=step_time(history),
     )
 
 
-def _lost(folder: Path) -> Iterable[LeftOut]:
-    for run in _folders(folder):
-        try:
-            facts = _facts(run)
-            why = (facts.fault if facts else "") or "no reason given"
-        except (OSError, ValueError) as error:
-            why = f"{FACTS_FILE}: {plain(str(error))}"
-        yield LeftOut(run=f"{LOST}/{plain(run.name)}", why=f"lost: {plain(why)}")
+def _lost_run(folder: Path) -> LeftOut:
+    try:
+        facts = _facts(folder)
+        why = (facts.fault if facts else "") or "no reason given"
+    except _NotUsable as reason:
+        why = str(reason)
+    return LeftOut(run=f"{LOST}/{plain(folder.name)}", why=f"lost: {plain(why)}")
 
 
-def _too_deep(place: Path, folder: Path) -> list[LeftOut]:
+def _runs_too_deep(place: Path, folder: Path) -> list[LeftOut]:
     try:
         logs = find_logs(folder)
     except NoRuns:
         return []
     names = [plain(str(log.parent.relative_to(place))) for log in logs]
-    return [LeftOut(run=name, why="lies deeper than the experiment's runs") for name in names]
-
-
-def _about(place: Path, out: list[LeftOut]) -> dict[str, Any]:
-    """Empty where there is none; what cannot be read is said in `out`."""
-    if not (place / ABOUT_FILE).exists():
-        return {}
-    try:
-        about = json.loads((place / ABOUT_FILE).read_bytes())
-        if not isinstance(about, dict):
-            raise ValueError("no table")
-    except (OSError, ValueError) as error:
-        why = f"cannot be read ({error}): machine, date and who had a memory are not known"
-        out.append(LeftOut(run=ABOUT_FILE, why=why))
-        return {}
-    return about
+    return [LeftOut(run=name, why="is deeper in the folder than the experiment's runs") for name in names]

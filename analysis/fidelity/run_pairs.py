@@ -1,10 +1,10 @@
-"""What real and simulated runs of the same names tell of each of their jobs."""
+"""Read the real and the simulated run of the same name, job by job."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from analysis.compare.experiment_runs import Experiment
-from analysis.compare.pairing import LeftOut, of_same_jobs
+from analysis.compare.pairing import LeftOut, runs_of_same_jobs
 from analysis.log.history import RunHistory, read_log, replay
 from analysis.run.batches import batch_efficiency
 from analysis.run.breakdown import Breakdown, breakdown
@@ -16,7 +16,7 @@ from workloads.files.measured_profile import MeasuredProfile
 
 
 class JobFigures(Struct, frozen=True):
-    """What one run says of a job that completed; of it, what helps to find why two runs differ."""
+    """A completed job in one run: figures that help to find why two runs differ."""
 
     application: str
     jct_s: float
@@ -28,7 +28,7 @@ class JobFigures(Struct, frozen=True):
 
 
 class Pair(Struct, frozen=True):
-    """One run on both sides, with the jobs, by id, that completed on both: at least one."""
+    """A run on both sides, with the jobs that completed on both, by id: at least one."""
 
     run: str
     set: str
@@ -39,7 +39,7 @@ class Pair(Struct, frozen=True):
     real_steps: tuple[StepTime, ...] = ()
     simulated_steps: tuple[StepTime, ...] = ()
     real_batches: float | None = None
-    """How near its batches come to the best ones (`analysis.run.batches`)."""
+    """How close its batches come to the best ones (`analysis.run.batches`)."""
     simulated_batches: float | None = None
 
 
@@ -47,46 +47,49 @@ def paired(
     experiment: Experiment,
     simulated: Path,
     profiles: Mapping[str, MeasuredProfile],
-    lacking: Mapping[str, str],
+    not_simulated: Mapping[str, str],
 ) -> Iterator[Pair | LeftOut]:
-    """The runs of the experiment that count, with those in `simulated`, and what of both is left out;
-    `lacking` says, by run, why it was not simulated."""
-    counting, strangers = of_same_jobs(experiment.runs)
-    yield from (*experiment.left_out, *strangers)
-    names = {run.name for run in counting}
-    for run in (run for run in experiment.runs if run.name in names):
+    """The usable runs of the experiment with their twins in `simulated`, and what is left out on either side.
+    `not_simulated` gives the reason, by run, why it has no twin."""
+    usable, mismatched = runs_of_same_jobs(experiment.runs)
+    yield from (*experiment.left_out, *mismatched)
+    usable_names = {run.name for run in usable}
+    for run in experiment.runs:
+        if run.name not in usable_names:
+            continue
         twin = simulated / run.name / EVENTS_FILE
-        log = read_log(twin)
-        histories = [replay(records).run for records in (read_log(experiment.log(run)).records, log.records)]
-        real, copy = map(figures, histories)
-        both = sorted(real.keys() & copy.keys())
-        if log.fault or not both:
-            if twin.exists():
-                why = f"simulated: {log.fault or 'no job completed on both sides'}"
-            else:
-                why = ": ".join(filter(None, ("was not simulated", lacking.get(run.name))))
+        if not twin.exists():
+            why = ": ".join(filter(None, ("was not simulated", not_simulated.get(run.name))))
             yield LeftOut(run=run.name, why=why)
             continue
-        if alone := sorted(real.keys() ^ copy.keys()):
-            yield LeftOut(run=run.name, why=f"its jobs that completed on one side only: {', '.join(alone)}")
+        log = read_log(twin)
+        real_history, simulated_history = experiment.history(run), replay(log.records).run
+        real, copy = completed_jobs(real_history), completed_jobs(simulated_history)
+        on_both = sorted(real.keys() & copy.keys())
+        if log.fault or not on_both:
+            why = log.fault or "no job completed on both sides"
+            yield LeftOut(run=run.name, why=f"simulated: {why}")
+            continue
+        if on_one := sorted(real.keys() ^ copy.keys()):
+            yield LeftOut(run=run.name, why=f"jobs that completed only on one side: {', '.join(on_one)}")
         yield Pair(
             run=run.name,
             set=run.set,
             policy=run.policy,
             seed=run.seed,
-            real={name: real[name] for name in both},
-            simulated={name: copy[name] for name in both},
-            real_steps=step_times(histories[0]),
-            simulated_steps=step_times(histories[1]),
-            real_batches=batch_efficiency(histories[0], profiles),
-            simulated_batches=batch_efficiency(histories[1], profiles),
+            real={job_id: real[job_id] for job_id in on_both},
+            simulated={job_id: copy[job_id] for job_id in on_both},
+            real_steps=step_times(real_history),
+            simulated_steps=step_times(simulated_history),
+            real_batches=batch_efficiency(real_history, profiles),
+            simulated_batches=batch_efficiency(simulated_history, profiles),
         )
 
 
-def figures(run: RunHistory) -> dict[str, JobFigures]:
-    """Of the jobs that completed, by id."""
+def completed_jobs(run: RunHistory) -> dict[str, JobFigures]:
+    """By job id."""
     return {
-        name: JobFigures(
+        job_id: JobFigures(
             application=job.spec.application,
             jct_s=job.jct_s,
             parts=parts,
@@ -95,6 +98,6 @@ def figures(run: RunHistory) -> dict[str, JobFigures]:
             batch=batch_mean(job),
             rescales=rescales(job),
         )
-        for name, job in run.jobs.items()
+        for job_id, job in run.jobs.items()
         if job.completed and job.jct_s is not None and (parts := breakdown(job))
     }

@@ -1,120 +1,113 @@
-"""Who wins, really and in simulation, paired by seed. Pure.
+"""Which policy wins a set, in reality and in simulation. Pure.
 
-The rule, the same on both sides: of the (set, seed) that every compared policy has on both sides, the winner
-is the policy with the least geometric mean of the runs' mean completion times. Other seeds do not count,
-since a policy that lacks a hard one would win by that; and in a geometric mean every seed counts alike,
-however long it lasts.
+The rule is the same on both sides. Over the (set, seed) that all compared policies have, the winner is the
+policy with the smallest geometric mean of the runs' mean completion times. Other seeds do not count: a policy
+that lacks a hard seed would win by lacking it. In a geometric mean every seed counts the same, however long
+its runs are.
 
-Whether reality itself tells two policies apart is judged by the mean log ratio over these seeds, with
-Student's 95% interval: it reaches 95% with few seeds too, where a bootstrap cannot, if log ratios are about
-normal. That the winner was picked by the same runs is not accounted for: it favours the winner a little.
+`analysis.compare.intervals` decides whether reality itself separates two policies. It does not account for
+the fact that the same runs picked the winner, which favors the winner a little.
+
+The tables of times have one row per run: set, policy, seed, real and simulated (mean completion time, s).
 """
 
 import math
-from collections.abc import Mapping
+from typing import NamedTuple
 
-import numpy as np
-from scipy import stats
+import polars as pl
 
+from analysis.compare.intervals import ENOUGH_PAIRS, LEVEL, Bounds, bounds_of_mean, outcome
 from common.types import Struct
 
-LEVEL = 0.95
 RULE = (
-    "The winner of a set is the policy with the least geometric mean of the runs' mean completion times, "
-    "really and in simulation alike, over the seeds that all compared policies have. Margins are geometric "
-    f"means of ratios paired by seed, with Student's {LEVEL:.0%} interval of their logarithms."
+    "The winner of a set is the policy with the smallest geometric mean of the runs' mean completion times, "
+    "over the seeds that all compared policies have, both in reality and in simulation. A margin is the "
+    f"geometric mean of real ratios paired by seed, with its {LEVEL:.0%} bootstrap interval [ ], or with the "
+    f"range ( ) of fewer than {ENOUGH_PAIRS} seeds. Reality is inconclusive about two policies if the "
+    "interval contains 1 or there is none."
 )
-
-Times = Mapping[str, Mapping[tuple[str, int], tuple[float, float]]]
-"""By policy and (set, seed): mean completion time of the run, real and simulated, seconds."""
-
-
-class Margin(Struct, frozen=True):
-    """Geometric mean of a ratio of real times over the seeds; bounds are None of a single seed."""
-
-    ratio: float
-    low: float | None
-    high: float | None
-
-    @property
-    def could_be_noise(self) -> bool | None:
-        """Whether the interval contains 1; None where there is none."""
-        return None if self.low is None or self.high is None else self.low <= 1.0 <= self.high
 
 
 class Winner(Struct, frozen=True):
-    """The winner of a set on each side, by the rule above.
-
-    `apart`: by how much the simulator's winner was really behind the real one. `seeds_for_real`: in how many
-    of the `seeds` it was. `could_be_noise`: whether reality cannot tell these two apart; None where they are
-    the same, or there is but one seed.
-
-    `margin`: real time of the `runner_up`, the second in reality, over that of the real winner;
-    `margin_noise`: whether its interval contains 1, so that reality itself does not tell who wins; None with
-    but one seed."""
+    """The winner of a set on each side."""
 
     real: str
     simulated: str
     agree: bool
     apart: float
+    """By how much the simulator's winner was behind the real winner in reality: ratio - 1."""
     seeds: int
     seeds_for_real: int
+    """The number of seeds in which the simulator's winner was really behind the real winner."""
     could_be_noise: bool | None
+    """Whether reality is inconclusive about these two; None if they are the same policy."""
     runner_up: str
+    """The second policy in reality."""
     margin: float
+    """Real time of the runner-up / real time of the winner."""
     margin_low: float | None
     margin_high: float | None
-    margin_noise: bool | None
+    margin_bounds: str | None
+    """What `margin_low` and `margin_high` are: "interval" or "range"; all three are None for one seed."""
+    margin_noise: bool
+    """Whether reality is inconclusive about the winner and the runner-up."""
 
 
-def common(times_s: Times) -> list[tuple[str, int]]:
-    """The (set, seed) that every policy has."""
-    if not times_s:
-        return []
-    return sorted(set.intersection(*(set(of_policy) for of_policy in times_s.values())))
+def scores(times: pl.DataFrame) -> dict[str, tuple[float, float]]:
+    """The geometric means by policy, real and simulated; empty if the policies have no seed in common."""
+    means = pl.col("real", "simulated").log().mean().exp()
+    found = _common(times).group_by("policy", maintain_order=True).agg(means)
+    return {policy: (real, simulated) for policy, real, simulated in found.iter_rows()}
 
 
-def scores(times_s: Times) -> dict[str, tuple[float, float]]:
-    """By policy the geometric means, real and simulated, over what all have in common; empty without any."""
-    keys = common(times_s)
-    if not keys:
-        return {}
-    found = {}
-    for policy, of_policy in times_s.items():
-        real, simulated = np.exp(np.mean(np.log([of_policy[key] for key in keys]), axis=0)).tolist()
-        found[policy] = (real, simulated)
-    return found
-
-
-def winner(times_s: Times) -> Winner | None:
-    """Of one set; None of fewer than two policies, or without a seed that all of them have."""
-    means = scores(times_s)
+def winner(times: pl.DataFrame) -> Winner | None:
+    """The winner of one set; None for fewer than two policies, or if they have no seed in common."""
+    means = scores(times)
     if len(means) < 2:
         return None
     real, runner_up, *_ = sorted(means, key=lambda policy: means[policy][0])
     simulated = min(means, key=lambda policy: means[policy][1])
-    keys = common(times_s)
-    behind, margin = _margin(times_s, simulated, real), _margin(times_s, runner_up, real)
+    margin, behind = _margin(times, runner_up, real), _margin(times, simulated, real)
+    low, high, kind = margin.bounds or (None, None, None)
     return Winner(
         real=real,
         simulated=simulated,
         agree=real == simulated,
         apart=behind.ratio - 1,
-        seeds=len(keys),
-        seeds_for_real=sum(times_s[simulated][key][0] > times_s[real][key][0] for key in keys),
-        could_be_noise=None if real == simulated else behind.could_be_noise,
+        seeds=len(behind.log_ratios),
+        seeds_for_real=sum(log_ratio > 0 for log_ratio in behind.log_ratios),
+        could_be_noise=None if real == simulated else behind.inconclusive,
         runner_up=runner_up,
         margin=margin.ratio,
-        margin_low=margin.low,
-        margin_high=margin.high,
-        margin_noise=margin.could_be_noise,
+        margin_low=low,
+        margin_high=high,
+        margin_bounds=kind,
+        margin_noise=margin.inconclusive,
     )
 
 
-def _margin(times_s: Times, one: str, other: str) -> Margin:
-    logs = np.log([times_s[one][key][0] / times_s[other][key][0] for key in common(times_s)])
-    mean = float(logs.mean())
-    if len(logs) < 2:
-        return Margin(math.exp(mean), None, None)
-    bound = float(stats.t.ppf((1 + LEVEL) / 2, len(logs) - 1) * logs.std(ddof=1) / math.sqrt(len(logs)))
-    return Margin(math.exp(mean), math.exp(mean - bound), math.exp(mean + bound))
+class _Margin(NamedTuple):
+    ratio: float
+    bounds: Bounds | None
+    inconclusive: bool
+    log_ratios: list[float]
+
+
+def _margin(times: pl.DataFrame, policy: str, best: str) -> _Margin:
+    """Real times of `policy` / real times of `best`, over the seeds of one set that all policies have."""
+    common = _common(times)
+    own, other = (common.filter(pl.col("policy") == name) for name in (policy, best))
+    pairs = own.join(other, on=["set", "seed"], suffix="_best", maintain_order="left")
+    log_ratios = pairs.select((pl.col("real") / pl.col("real_best")).log()).to_series().to_list()
+    bounds = bounds_of_mean([log_ratios])
+    return _Margin(
+        ratio=math.exp(sum(log_ratios) / len(log_ratios)),
+        bounds=bounds and Bounds(math.exp(bounds.low), math.exp(bounds.high), bounds.kind),
+        inconclusive=outcome(bounds, neutral=0.0, less_is_better=True) == "inconclusive",
+        log_ratios=log_ratios,
+    )
+
+
+def _common(times: pl.DataFrame) -> pl.DataFrame:
+    """The rows of each (set, seed) that every policy has."""
+    return times.filter(pl.col("policy").n_unique().over("set", "seed") == times["policy"].n_unique())

@@ -1,252 +1,130 @@
-"""Tables and figures of a sensitivity study: what completion times do when one thing is varied.
-
-Two ratios of mean completion times, each taken workload by workload and seed by seed, then summed up: to the
-baseline policy at the same point, and to the same policy at the point where all is as by default.
-"""
+"""A sensitivity study for people: Markdown, and one figure per sweep."""
 
 import math
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Literal
 
-import msgspec
-
-from analysis.report.figures import COLOURS, GREY, STYLE
-from common.types import Struct
+from analysis.compare.sensitivity_study import Cell, RatioSpread, Study, SweepTable
+from analysis.report.figures import COLORS, GREY, colors_of, figure_style, new_figure, save_svg, set_log_ticks
+from analysis.report.tables import Table, to_markdown
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 WIDE = 4.0
-"""An axis whose ends are further apart than by this factor is logarithmic."""
-LOG_TICKS = [factor * 10.0**power for power in range(-3, 5) for factor in (1, 2, 5)]
-
-
-class SweepOutcome(Struct, frozen=True):
-    """One run. `mean_jct_s` is None where not every one of its jobs completed, `why` then says more."""
-
-    sweep: str
-    point: str
-    policy: str
-    workload: str
-    seed: int
-    mean_jct_s: float | None
-    why: str = ""
-
-
-class Axis(Struct, frozen=True):
-    """A sweep: its points and policies in their order; `default` is one of the points."""
-
-    name: str
-    title: str
-    points: tuple[str, ...]
-    default: str
-    policies: tuple[str, ...]
-
-
-class RatioSpread(Struct, frozen=True):
-    """The geometric mean of ratios over workloads and seeds, the least and the largest of them."""
-
-    mean: float
-    least: float
-    most: float
-    runs: int
-
-
-class Cell(Struct, frozen=True):
-    """None: no run to compare with on both sides."""
-
-    mean_jct_s: float | None
-    over_baseline: RatioSpread | None
-    over_default: RatioSpread | None
-
-
-class SweepTable(Struct, frozen=True):
-    title: str
-    default: str
-    points: dict[str, dict[str, Cell]]
-    """By point and policy."""
-
-
-class Study(Struct, frozen=True):
-    """What `sensitivity-<world>.json` holds."""
-
-    world: str
-    version: str
-    baseline: str
-    workloads: tuple[str, ...]
-    seeds: tuple[int, ...]
-    sweeps: dict[str, SweepTable]
-    left_out: dict[str, str]
-    """Sweeps, and runs without a figure: why."""
-
-
-def study(
-    world: str,
-    version: str,
-    baseline: str,
-    axes: Sequence[Axis],
-    outcomes: Sequence[SweepOutcome],
-    left_out: Mapping[str, str],
-) -> Study:
-    times_s: dict[tuple[str, str, str], dict[tuple[str, int], float]] = {}
-    missing = dict(left_out)
-    for run in outcomes:
-        of_cell = times_s.setdefault((run.sweep, run.point, run.policy), {})
-        if run.mean_jct_s is None:
-            name = f"{run.sweep} {run.point}, {run.policy} on {run.workload}, seed {run.seed}"
-            missing[name] = run.why
-        else:
-            of_cell[run.workload, run.seed] = run.mean_jct_s
-
-    def cell(sweep: str, point: str, policy: str, default: str) -> Cell:
-        own = times_s.get((sweep, point, policy), {})
-        return Cell(
-            mean_jct_s=statistics.fmean(own.values()) if own else None,
-            over_baseline=_spread(own, times_s.get((sweep, point, baseline), {})),
-            over_default=_spread(own, times_s.get((sweep, default, policy), {})),
-        )
-
-    tables = {
-        axis.name: SweepTable(
-            title=axis.title,
-            default=axis.default,
-            points={
-                point: {policy: cell(axis.name, point, policy, axis.default) for policy in axis.policies}
-                for point in axis.points
-            },
-        )
-        for axis in axes
-    }
-    return Study(
-        world=world,
-        version=version,
-        baseline=baseline,
-        workloads=tuple(dict.fromkeys(run.workload for run in outcomes)),
-        seeds=tuple(sorted({run.seed for run in outcomes})),
-        sweeps=tables,
-        left_out=missing,
-    )
-
-
-def _spread(own: Mapping[Any, float], other: Mapping[Any, float]) -> RatioSpread | None:
-    ratios = [own[key] / other[key] for key in own if other.get(key, 0.0) > 0]
-    if not ratios:
-        return None
-    return RatioSpread(statistics.geometric_mean(ratios), min(ratios), max(ratios), len(ratios))
-
-
-def encoded(found: Study) -> str:
-    return msgspec.json.format(msgspec.json.encode(found), indent=2).decode() + "\n"
+"""An axis is logarithmic if its ends differ by more than this factor."""
+TICK_FACTORS = (1, 2, 5)
 
 
 def markdown(found: Study) -> str:
     lines = [
         f"# Sensitivity in the world `{found.world}`\n",
         f"Workloads {', '.join(found.workloads)}; seeds {', '.join(map(str, found.seeds))}. Mean completion "
-        f"time: of `{found.baseline}` in seconds, of the others over that of `{found.baseline}` at the same "
-        "point, the geometric mean over workloads and seeds, in brackets the least and the most of them; "
-        "behind it, where something was varied, over the same policy's own at the point in bold, where all "
-        "is as by default.\n",
+        f"times: of `{found.baseline}` in seconds; of the other policies as a ratio to `{found.baseline}` at "
+        "the same point, the geometric mean over workloads and seeds with its range in brackets. Where "
+        "something was varied, a second ratio follows: to the same policy at the default point, in bold.\n",
     ]
     for name, table in found.sweeps.items():
-        policies = list(next(iter(table.points.values())))
-        lines += [f"## {name}: {table.title}\n", _row([name, *policies])]
-        lines.append(_row(["---", *["---:"] * len(policies)]))
-        for point, cells in table.points.items():
-            label = f"**{point}**" if point == table.default else point
-            alone = len(table.points) == 1
-            texts = (_cell(cells[policy], policy == found.baseline, alone) for policy in policies)
-            lines.append(_row([label, *texts]))
-        lines.append("")
+        lines += [f"## {name}: {table.title}\n", to_markdown(_sweep_table(found, name, table)), ""]
     if found.left_out:
         lines += ["## Left out\n", *(f"* {what}: {why}" for what, why in found.left_out.items()), ""]
     return "\n".join(lines)
 
 
-def _row(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
+def _sweep_table(found: Study, name: str, sweep: SweepTable) -> Table:
+    policies = list(next(iter(sweep.points.values())))
+    varied = len(sweep.points) > 1
+    rows = [
+        [
+            f"**{point}**" if point == sweep.default else point,
+            *(
+                _cell(cells[policy], is_baseline=policy == found.baseline, varied=varied)
+                for policy in policies
+            ),
+        ]
+        for point, cells in sweep.points.items()
+    ]
+    return Table("", [name, *policies], rows)
 
 
-def _cell(cell: Cell, baseline: bool, alone: bool) -> str:
+def _cell(cell: Cell, *, is_baseline: bool, varied: bool) -> str:
     ratio = cell.over_baseline
     if cell.mean_jct_s is None or ratio is None:
         return "-"
-    text = f"{ratio.mean:.3f} ({ratio.least:.2f}-{ratio.most:.2f})" if ratio.runs > 1 else f"{ratio.mean:.3f}"
-    text = f"{cell.mean_jct_s:.1f} s" if baseline else text
-    return text if alone or cell.over_default is None else f"{text}; {cell.over_default.mean:.3f}"
+    text = f"{cell.mean_jct_s:.1f} s" if is_baseline else f"{ratio.mean:.3f}"
+    if not is_baseline and ratio.runs > 1:
+        text += f" ({ratio.least:.2f}-{ratio.most:.2f})"
+    return f"{text}; {cell.over_default.mean:.3f}" if varied and cell.over_default else text
 
 
 # --------------------------------------------------------------------------- figures
 
 
 def figures(found: Study, folder: Path) -> list[Path]:
-    """One SVG a sweep; the same study gives the same bytes. Returns their paths. Raises OSError."""
-    import matplotlib
-
+    """Draw one SVG per sweep; returns their paths. Raises OSError."""
     paths = []
-    for name, table in found.sweeps.items():
+    for name, sweep in found.sweeps.items():
         path = folder / f"sensitivity-{found.world}-{name}.svg"
-        with matplotlib.rc_context(STYLE):
-            drawing = _bars(found, table) if len(table.points) == 1 else _lines(found, table)
-            drawing.savefig(path, metadata={"Date": None})
+        with figure_style():
+            save_svg(_bars(found, sweep) if len(sweep.points) == 1 else _lines(found, sweep), path)
         paths.append(path)
     return paths
 
 
-def _bars(found: Study, table: SweepTable) -> "Figure":
-    from matplotlib.figure import Figure
-
-    (cells,) = table.points.values()
-    drawing = Figure(figsize=(6.0, 0.35 * len(cells) + 0.9), layout="constrained")
-    axes = drawing.subplots()
+def _bars(found: Study, sweep: SweepTable) -> "Figure":
+    (cells,) = sweep.points.values()
+    figure, (axes,) = new_figure(6.0, 0.35 * len(cells) + 0.9)
     for policy, cell in reversed(cells.items()):
         if ratio := cell.over_baseline:
-            axes.barh(policy, ratio.mean, xerr=_error([ratio]), height=0.6, color=COLOURS[0], capsize=3)
-    axes.set_xlabel(f"mean completion time over that of {found.baseline}; lines: least and most of all runs")
-    axes.set_title(f"{table.title} ({found.world})")
-    return drawing
+            axes.barh(policy, ratio.mean, xerr=_error_bars([ratio]), height=0.6, color=COLORS[0], capsize=3)
+    axes.set_xlabel(f"mean completion time over that of {found.baseline}; lines: range over all runs")
+    axes.set_title(f"{sweep.title} ({found.world})")
+    return figure
 
 
-def _lines(found: Study, table: SweepTable) -> "Figure":
-    """Left: over the baseline at the same point. Right: over the policy's own default."""
-    from matplotlib.figure import Figure
+def _lines(found: Study, sweep: SweepTable) -> "Figure":
+    """Left: ratios to the baseline at the same point. Right: ratios to the policy's own default."""
+    figure, (left, right) = new_figure(9.0, 3.4, columns=2)
+    _plot_ratios(left, sweep, "over_baseline")
+    left.set_title(f"mean completion time over that of {found.baseline}")
+    _plot_ratios(right, sweep, "over_default")
+    right.set_title(f"mean completion time over the policy's own at: {sweep.default}")
+    label = f"{sweep.title} ({found.world}); bars: range over workloads and seeds"
+    figure.supxlabel(label, fontsize="medium")
+    figure.legend(*right.get_legend_handles_labels(), loc="outside right center", frameon=False)
+    return figure
 
-    drawing = Figure(figsize=(9.0, 3.4), layout="constrained")
-    policies = list(next(iter(table.points.values())))
-    titles = {
-        "over_baseline": f"mean completion time over that of {found.baseline}",
-        "over_default": f"mean completion time over the policy's own at: {table.default}",
-    }
-    for axes, (relative, title) in zip(drawing.subplots(1, 2), titles.items(), strict=True):
-        for number, policy in enumerate(policies):
-            known = [
-                (at + 0.04 * (number - len(policies) / 2), ratio, _is_number(point))
-                for at, (point, cells) in enumerate(table.points.items())
-                if (ratio := getattr(cells[policy], relative)) is not None
-            ]
-            if known:
-                x, ratios, numbers = zip(*known, strict=True)
-                means, colour = [ratio.mean for ratio in ratios], COLOURS[number % len(COLOURS)]
-                # What is no number has no place between numbers: no line goes there.
-                joined = [mean if number else math.nan for mean, number in zip(means, numbers, strict=True)]
-                axes.plot(x, joined, color=colour, linewidth=1.2)
-                axes.plot(x, means, "o", color=colour, label=policy, markersize=3)
-                axes.errorbar(x, means, yerr=_error(ratios), fmt="none", ecolor=colour, elinewidth=0.6)
-        axes.axhline(1.0, color=GREY, linewidth=0.6, zorder=0)
-        lowest, highest = axes.get_ylim()
-        if lowest > 0 and highest / lowest > WIDE:
-            axes.set_yscale("log")
-            ticks = [tick for tick in LOG_TICKS if lowest <= tick <= highest]
-            axes.set_yticks(ticks, [f"{tick:g}" for tick in ticks])
-            axes.set_yticks([], minor=True)
-        axes.set_xticks(range(len(table.points)), [point.replace(" ", "\n") for point in table.points])
-        axes.set_title(title)
-    label = f"{table.title} ({found.world}); bars: least and most over workloads and seeds"
-    drawing.supxlabel(label, fontsize=STYLE["font.size"])
-    drawing.legend(*axes.get_legend_handles_labels(), loc="outside right center", frameon=False)
-    return drawing
+
+def _plot_ratios(axes: "Axes", sweep: SweepTable, which: Literal["over_baseline", "over_default"]) -> None:
+    policies = list(next(iter(sweep.points.values())))
+    for number, (policy, color) in enumerate(colors_of(policies).items()):
+        offset = 0.04 * (number - len(policies) / 2)  # so that the error bars of policies do not overlap
+        known = [
+            (place + offset, ratio, _is_number(point))
+            for place, (point, cells) in enumerate(sweep.points.items())
+            if (ratio := _ratio(cells[policy], which)) is not None
+        ]
+        if not known:
+            continue
+        x, ratios, numeric = zip(*known, strict=True)
+        means = [ratio.mean for ratio in ratios]
+        # A point that is no number has no place between numbers, so no line leads to it.
+        joined = [mean if is_numeric else math.nan for mean, is_numeric in zip(means, numeric, strict=True)]
+        axes.plot(x, joined, color=color, linewidth=1.2)
+        axes.plot(x, means, "o", color=color, label=policy, markersize=3)
+        axes.errorbar(x, means, yerr=_error_bars(ratios), fmt="none", ecolor=color, elinewidth=0.6)
+    axes.axhline(1.0, color=GREY, linewidth=0.6, zorder=0)
+    lowest, highest = axes.get_ylim()
+    if lowest > 0 and highest / lowest > WIDE:
+        axes.set_yscale("log")
+        set_log_ticks(axes.yaxis, lowest, highest, TICK_FACTORS)
+    axes.set_xticks(range(len(sweep.points)), [point.replace(" ", "\n") for point in sweep.points])
+
+
+def _ratio(cell: Cell, which: Literal["over_baseline", "over_default"]) -> RatioSpread | None:
+    return cell.over_baseline if which == "over_baseline" else cell.over_default
 
 
 def _is_number(label: str) -> bool:
@@ -257,6 +135,6 @@ def _is_number(label: str) -> bool:
     return True
 
 
-def _error(ratios: Sequence[RatioSpread]) -> list[list[float]]:
-    below = [math.fabs(ratio.mean - ratio.least) for ratio in ratios]
-    return [below, [math.fabs(ratio.most - ratio.mean) for ratio in ratios]]
+def _error_bars(ratios: Sequence[RatioSpread]) -> list[list[float]]:
+    """Distances from the mean to the ends of the range."""
+    return [[ratio.mean - ratio.least for ratio in ratios], [ratio.most - ratio.mean for ratio in ratios]]

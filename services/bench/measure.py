@@ -15,6 +15,7 @@ from typing import Any
 
 import msgspec
 
+from analysis.report.tables import Table, to_text
 from common import __version__
 
 
@@ -104,15 +105,7 @@ class Progress:
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Columns of text: the first aligned left, the others right."""
-    lines = [list(heads), *map(list, rows)]
-    widths = [max(len(line[column]) for line in lines) for column in range(len(heads))]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column == 0 else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(line, widths, strict=True))
-        ).rstrip()
-        for line in lines
-    )
+    return to_text(Table("", heads, rows))
 
 
 def report(result: dict[str, Any], text: str, *, as_json: bool) -> None:

@@ -1,7 +1,6 @@
-"""`coadapt compare`: policies against each other, over paired runs."""
+"""`coadapt compare`: compares policies over paired runs."""
 
 import sys
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -22,14 +21,12 @@ def compare(
             parser=path_of, metavar="DIR", help="Write comparison.json, comparison.md and figures there."
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print what comparison.json holds.")] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the content of comparison.json.")] = False,
+    as_markdown: Annotated[bool, typer.Option("--markdown", help="Print Markdown.")] = False,
     baselines: Annotated[
         list[str] | None,
         typer.Option(
-            "--baseline",
-            metavar="POLICY",
-            help="Compare with this policy only; several: give the option again.",
+            "--baseline", metavar="POLICY", help="Compare only with this policy. May be given several times."
         ),
     ] = None,
     profiles: Annotated[
@@ -37,56 +34,38 @@ def compare(
         typer.Option(
             parser=path_of,
             metavar="DIR",
-            help="Measured profiles for rho and step times; without it, those of the project.",
+            help="Measured profiles for rho and step times. Default: the profiles of coadapt.",
         ),
     ] = None,
 ) -> int:
     """Compare policies over the runs of an experiment.
 
-    Runs of the same jobs are paired by set and seed. Ratios have 95% bootstrap intervals, over the pairs of
-    all sets as one pool, and by sets, which are resampled first there. What is left out is listed.
+    Pairs the runs of the same jobs by set and seed. Ratios have 95% bootstrap intervals; fewer than 5 pairs
+    have a range instead, and no verdict. Lists every run that is left out.
 
-    Exit 1 when a run was left out or has no partner."""
-    from analysis.report.comparison_report import make_report, to_json, write
-    from analysis.report.comparison_tables import show, to_markdown
-    from analysis.summarize import stdout_console
-    from common.lifecycle import UserError
+    Exit code 1: a run was left out or has no partner."""
+    from analysis.report import comparison_report
+    from analysis.report.tables import stdout_console
     from services.simulator.isolated_model import calibrated, source
 
-    if as_json and markdown:
-        raise typer.BadParameter("--json, --markdown: one of them at a time")
-    report = make_report(
+    if as_json and as_markdown:
+        raise typer.BadParameter("--json, --markdown: only one of them is allowed")
+    report = comparison_report.make_report(
         place,
         baselines or [],
         calibrated(profiles),
         source(profiles),
         may_fall_back=profiles is None,
-        shown=_followed,
+        progress=comparison_report.with_progress_bar,
     )
     if not report.is_calibrated:
-        print(f"compare: rho goes by {report.rho_from}", file=sys.stderr)
-    text = to_json(report)
+        print(f"compare: rho comes from {report.rho_from}", file=sys.stderr)
     if out is not None:
-        try:
-            write(report, out)
-        except OSError as error:
-            raise UserError(f"--out {out}: cannot be written: {error.strerror}") from error
-
-    screen = stdout_console()
+        comparison_report.write(report, out)
     if as_json:
-        screen.out(text, end="")
-    elif markdown:
-        screen.out(to_markdown(report), end="")
+        stdout_console().out(comparison_report.to_json(report), end="")
+    elif as_markdown:
+        stdout_console().out(comparison_report.markdown(report), end="")
     else:
-        show(screen, report)
+        comparison_report.print_report(report)
     return INCOMPLETE if report.comparison.left_out else COMPLETE
-
-
-def _followed(folders: Sequence[Path]) -> Iterable[Path]:
-    """With a progress bar where somebody looks on."""
-    from rich.console import Console
-    from rich.progress import track
-
-    return track(
-        folders, "reading", console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
-    )

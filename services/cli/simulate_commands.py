@@ -258,7 +258,8 @@ def sensitivity(
     from services.simulator.parallel import one_thread_each
 
     one_thread_each()
-    from analysis.report.sensitivity_report import encoded, figures, markdown
+    from analysis.compare.sensitivity_study import encoded
+    from analysis.report.sensitivity_report import figures, markdown
     from common.lifecycle import signals_as_interrupt
     from services.simulator.sweep_runs import run_study
 
@@ -353,52 +354,10 @@ def _print_results(results: "Sequence[Result]", as_markdown: bool) -> None:
     if as_markdown:
         print(comparison(results))
     else:
-        _print_runs(results)
+        from analysis.report.tables import stdout_console, to_console
+        from services.simulator.policy_table import run_table
+
+        to_console(stdout_console(), run_table(results))
     for result in results:
         for problem in problems(result):
             print(f"{result.run_id}: {problem}")
-
-
-def _print_runs(results: "Sequence[Result]") -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    caption = "JCT and makespan: virtual seconds; ms: mean decision; rho: the worst"
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), caption=caption, caption_justify="left")
-    columns = (
-        "run",
-        "jobs",
-        "mean JCT",
-        "p99 JCT",
-        "makespan",
-        "rounds",
-        "ms",
-        "/bound",
-        "rho",
-        "unfair",
-        "CPU s",
-    )
-    for column in columns:
-        table.add_column(column, justify="left" if column == "run" else "right", no_wrap=True)
-    for result in results:
-        decision = result.decision_ms
-        table.add_row(
-            result.run_id,
-            str(len(result.jcts_s)),
-            _figure(result.mean_jct_s, 1),
-            _figure(result.p99_jct_s, 1),
-            _figure(result.makespan_s, 0),
-            str(result.rounds),
-            _figure(decision.mean if decision else None, 2),
-            _figure(result.value_over_bound, 4),
-            _figure(result.rho.worst if result.rho else None, 2),
-            _figure(result.rho.unfair_fraction if result.rho else None, 3),
-            _figure(result.cpu_s, 1),
-        )
-    console.print(table) if console.is_terminal else Console(width=200).print(table)
-
-
-def _figure(value: float | None, digits: int) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"

@@ -29,6 +29,7 @@ from common.protocol import (
 from common.types import JobSpec, Node
 from services.scheduler.commands import Emit, SendOrders, WantRound
 from services.scheduler.core import CoreSettings, SchedulerCore
+from services.scheduler.decisions import unchanged_because
 from services.scheduler.policies.interface import Policy
 from services.scheduler.state import State, orders_of
 from services.simulator.event_recorder import INCARNATION, SCHEDULER, EventRecorder, Log

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from analysis.compare.experiment_runs import gather
-from analysis.fidelity.fidelity import Fidelity, compare_folders, encoded
+from analysis.fidelity.agreement import Fidelity, compare_folders, encoded
 from analysis.fidelity.run_pairs import Pair
 from analysis.log.history import NoRuns, read_log, replay
 from analysis.report.fidelity_report import draw, markdown

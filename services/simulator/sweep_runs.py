@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from analysis.report.sensitivity_report import Axis, Study, SweepOutcome, study
+from analysis.compare.sensitivity_study import Axis, Study, SweepOutcome, study
 from common import __version__
 from common.config import load_config
 from common.lifecycle import UserError

@@ -1,33 +1,40 @@
-import numpy as np
+from pathlib import Path
+
 import pytest
 
-from analysis.compare.comparison import compare
-from analysis.log.history import replay
-from analysis.report.figures import median_pair, timeline, useful_examples
-from tests.analysis.compare.test_comparison import run
-from tests.fixtures.logs import good_run, written
+from analysis.report.figures import COLORS, colors_of, figure_style, new_figure, save_svg, set_log_ticks
 
 
-def test_useful_examples_come_evenly_within_a_samples_window_and_between_two() -> None:
-    job = replay(written(good_run())).run.jobs["a"]
-    # M0 is 16; samples: 113-115 s up to progress 20, 117-119 s up to 50, 119-121 s up to 80, its end.
-    times_s = np.array([110.0, 113.0, 114.0, 115.0, 116.0, 118.0, 119.0, 121.0, 200.0])
-    expected = [0, 0, 10, 20, 20, 35, 50, 80, 80]
-    assert useful_examples(job, times_s) / 16 == pytest.approx(expected)
-
-
-def test_the_pair_that_is_drawn_is_that_of_the_median_ratio_to_fixed() -> None:
-    runs = [run("tail", "fixed", seed, 10) for seed in (1, 2, 3)]
-    runs += [run("tail", "dynamic", seed, 10) for seed in (1, 2, 3)]
-    runs += [run("tail", "pollux", seed, jct_s) for seed, jct_s in ((1, 9), (2, 3), (3, 5))]
-    pair = median_pair(compare(runs))
-    assert pair is not None
-    assert [one.name for one in pair] == ["tail-pollux-3", "tail-fixed-3"]
-
-
-def test_a_timeline_has_a_row_for_each_job_and_a_panel_for_each_policy() -> None:
-    history = replay(written(good_run())).run
-    panels = timeline({"pollux": history, "fixed": history}, "demo, seed 7").axes
+def test_a_figure_has_its_panels_row_by_row():
+    _, panels = new_figure(4.0, 3.0, rows=2)
     assert len(panels) == 2
-    assert [label.get_text() for label in panels[0].get_yticklabels()] == ["a", "b"]
-    assert panels[1].get_xlabel() == "time since the first submission, s"
+    assert panels[0].get_position().y0 > panels[1].get_position().y0
+
+
+def test_more_names_than_colors_repeat_them():
+    names = [str(number) for number in range(len(COLORS) + 1)]
+    assert colors_of(names)[names[-1]] == COLORS[0]
+
+
+def test_log_ticks_read_as_plain_numbers():
+    _, (axes,) = new_figure(4.0, 3.0)
+    axes.set_xscale("log")
+    set_log_ticks(axes.xaxis, 0.4, 30.0, (1, 2, 5))
+    assert axes.get_xticks().tolist() == pytest.approx([0.5, 1, 2, 5, 10, 20])
+    assert [label.get_text() for label in axes.get_xticklabels()] == ["0.5", "1", "2", "5", "10", "20"]
+
+
+def test_close_log_ticks_give_way_to_earlier_factors():
+    _, (axes,) = new_figure(4.0, 3.0)
+    axes.set_xscale("log")
+    set_log_ticks(axes.xaxis, 0.9, 11.0, (1, 5, 1.2), min_distance=0.1)
+    assert axes.get_xticks().tolist() == pytest.approx([1, 5, 10])
+
+
+def test_the_same_figure_gives_the_same_bytes(tmp_path: Path):
+    for name in ("one.svg", "two.svg"):
+        with figure_style():
+            figure, (axes,) = new_figure(4.0, 3.0)
+            axes.plot([1, 2], [3, 4])
+            save_svg(figure, tmp_path / name)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()

@@ -6,50 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from analysis.compare.experiment_runs import gather
-from analysis.compare.pairing import LeftOut
-from analysis.log.history import NoRuns, Replay
-from analysis.run.fairness import IsolatedTime
 from tests.fixtures.command import run_command
-from tests.fixtures.logs import RUN_ID, good_run, save, written
 from tests.fixtures.profiles import write_profiles
-from tests.fixtures.runs import put
-
-
-def alone_in_20s(_: Replay) -> IsolatedTime:
-    return lambda job, share: 20.0
+from tests.fixtures.runs import put, put_experiment
 
 
 @pytest.fixture(scope="module")
 def experiment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two policies, two sets, two seeds; nothing is wrong with any run."""
-    place = tmp_path_factory.mktemp("experiment")
-    for of, length in (("burst", 20.0), ("tail", 60.0)):
-        for seed in (1, 2):
-            put(
-                place,
-                of,
-                "fixed",
-                seed,
-                [length, length + seed],
-                requests="tuned",
-                started="2026-11-30T04:00",
-                wall_s=length + seed,
-                foreign_cpu_fraction=0.01,
-                peak_memory_bytes=1_000_000_000,
-            )
-            put(place, of, "pollux", seed, [length / 2, length / 2 + seed], requests="tuned")
-    (place / "experiment.json").write_text(
-        json.dumps(
-            {
-                "machine": {"cores": 2},
-                "date": "2026-11-30",
-                "versions": {"torch": "2"},
-                "conditions": {"memory": ["pollux"], "code": "abc"},
-            }
-        )
-    )
-    return place
+    return put_experiment(tmp_path_factory.mktemp("experiment"))
 
 
 def printed(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int, str, str]:
@@ -57,159 +21,38 @@ def printed(capfd: pytest.CaptureFixture[str], *arguments: object) -> tuple[int,
     return code, *capfd.readouterr()
 
 
-# --------------------------------------------------------------------------- what counts
+def put_pair(place: Path) -> None:
+    for policy in ("fixed", "pollux"):
+        put(place, "tail", policy, 1, [10.0])
 
 
-def test_run_json_says_what_a_run_is(experiment: Path) -> None:
-    found = gather(experiment, alone_in_20s)
-    assert {(run.set, run.policy, run.seed) for run in found.runs} == {
-        (of, policy, seed)
-        for of in ("burst-tuned", "tail-tuned")
-        for policy in ("fixed", "pollux")
-        for seed in (1, 2)
-    }
-    assert (found.left_out, found.lost, found.date) == ((), (), "2026-11-30")
-
-
-def test_rho_is_over_the_isolated_time_that_is_given(experiment: Path) -> None:
-    run = next(run for run in gather(experiment, alone_in_20s).runs if run.name == "burst-fixed-2")
-    assert [job.rho for job in run.summary.per_job] == pytest.approx([20 / 20, 22 / 20])
-    assert run.summary.fairness.unfair_fraction == pytest.approx(0.5)
-
-
-def test_a_simulated_run_is_known_by_its_log_and_folder(tmp_path: Path) -> None:
-    put(tmp_path, "workload-6", "fixed", 1, [10.0])
-    folder = put(tmp_path, "workload-6", "pollux", 1, [10.0])
-    folder.rename(tmp_path / "workload-6-pollux-power-0-1")
-    assert {(run.set, run.policy, run.seed) for run in gather(tmp_path).runs} == {
-        ("workload-6", "fixed", 1),
-        ("workload-6", "pollux-power-0", 1),
-    }
-
-
-def test_whatever_does_not_count_is_named_with_its_reason(tmp_path: Path) -> None:
-    put(tmp_path, "tail", "fixed", 1, [10.0], noisy=True, reason="steal 9% > 5%")
-    put(tmp_path, "tail", "fixed", 2, [10.0], verified=False, reason="a job failed")
-    put(tmp_path, "tail", "fixed", 3, [10.0], reason="had to be killed: agent")
-    broken = put(tmp_path, "tail", "fixed", 4, [10.0], attempt=1) / "events.jsonl"
-    broken.write_bytes(broken.read_bytes()[:-40])
-    put(tmp_path, "tail", "fixed", 5, [10.0])
-    (put(tmp_path, "tail", "fixed", 6, [10.0], attempt=1) / "run.json").write_text("{")
-    save(written(good_run()), tmp_path / "tail-fixed-7")
-    put(tmp_path / "elsewhere", "tail", "fixed", 8, [10.0])
-    put(tmp_path / "lost", "tail", "fixed", 1, [10.0], noisy=True, reason="load 3.1 > 1.5")
-    (tmp_path / "lost" / "tail-fixed-9-1").mkdir()
-    (tmp_path / "experiment.json").write_text("{")
-    found = gather(tmp_path)
-    assert found.runs == ()
-    why = {entry.run: entry.why for entry in found.left_out}
-    assert why.pop("tail-fixed-4").startswith("audit not clean: ")
-    assert why.pop("tail-fixed-6").startswith("run.json: ")
-    assert why.pop("experiment.json").startswith("cannot be read (")
-    assert why == {
-        "tail-fixed-1": "noisy: steal 9% > 5%",
-        "tail-fixed-2": "not verified: a job failed",
-        "tail-fixed-3": "had to be killed: agent",
-        "tail-fixed-5": "no run.json: it was interrupted, or goes on",
-        "tail-fixed-7": "no run.json: it was interrupted, or goes on",
-        "elsewhere/tail-fixed-8": "lies deeper than the experiment's runs",
-    }
-    assert found.lost == (
-        LeftOut(run="lost/tail-fixed-1", why="lost: noisy: load 3.1 > 1.5"),
-        LeftOut(run="lost/tail-fixed-9-1", why="lost: no reason given"),
-    )
-
-
-def test_the_log_has_the_last_word_on_verification(tmp_path: Path) -> None:
-    save(written(good_run()), tmp_path / RUN_ID)
-    assert gather(tmp_path).left_out == (LeftOut(run=RUN_ID, why="1 of 2 jobs not verified"),)
-
-
-def test_the_workload_files_of_a_pair_have_to_hold_the_same_jobs(tmp_path: Path) -> None:
-    job = '[[job]]\napplication = "digits-cnn"\nat_s = {}\n'
-    for policy, content in (
-        ("dynamic", job.format(1.0)),
-        ("fixed", "# other comment\n" + job.format(1.0)),
-        ("pollux", job.format(2.0)),
-        ("coadapt", "[[job]"),
-    ):
-        folder = put(tmp_path, "tail", policy, 1, [10.0], requests="tuned")
-        (folder / "workload.toml").write_text(content)
-    found = gather(tmp_path)
-    assert [entry.run for entry in found.left_out] == ["tail-coadapt-1"]
-    assert found.left_out[0].why.startswith("workload.toml: ")
-    assert {run.requests for run in found.runs} == {"tuned"}
-    dynamic, fixed, pollux = found.runs
-    assert dynamic.jobs == fixed.jobs != pollux.jobs
-
-
-def test_without_a_workload_file_the_log_says_what_jobs_asked_for(tmp_path: Path) -> None:
-    put(tmp_path, "tail", "fixed", 1, [10.0])
-    log = put(tmp_path, "tail", "pollux", 1, [10.0]) / "events.jsonl"
-    log.write_text(log.read_text().replace('"replicas":1,"batch_size":16', '"replicas":2,"batch_size":32'))
-    fixed, pollux = gather(tmp_path).runs
-    assert fixed.jobs != pollux.jobs
-
-
-def test_real_runs_of_one_job_check_the_isolated_times(tmp_path: Path) -> None:
-    put(tmp_path, "tail", "fixed", 1, [10.0])
-    put(tmp_path / "isolated", "isolated", "digits-cnn", 1, [16.0])
-    put(tmp_path / "isolated", "isolated", "two", 1, [16.0, 16.0])
-    found = gather(tmp_path, alone_in_20s)
-    assert [(one.run, one.application, one.slots, one.real_s, one.modelled_s) for one in found.alone] == [
-        ("isolated/isolated-digits-cnn-1", "digits-cnn", 1.0, pytest.approx(16.0), 20.0)
-    ]
-    assert found.alone[0].relative_error == pytest.approx(0.25)
-    assert [entry.why for entry in found.left_out] == ["2 jobs: none of them was alone"]
-    assert not gather(tmp_path).left_out  # who asks for no isolated times does not miss any
-
-
-def test_a_noisy_run_of_one_job_checks_nothing(tmp_path: Path) -> None:
-    put(tmp_path, "tail", "fixed", 1, [10.0])
-    put(tmp_path / "isolated", "isolated", "digits-cnn", 1, [16.0], noisy=True, reason="steal of 9%")
-    found = gather(tmp_path, alone_in_20s)
-    assert not found.alone
-    assert [entry.why for entry in found.left_out] == ["noisy: steal of 9%"]
-
-
-def test_a_run_is_no_experiment(tmp_path: Path) -> None:
-    folder = put(tmp_path, "tail", "fixed", 1, [10.0])
-    with pytest.raises(NoRuns, match="is one run"):
-        gather(folder)
-    with pytest.raises(NoRuns, match="is a file; needed: the folder"):
-        gather(folder / "events.jsonl")
-
-
-# --------------------------------------------------------------------------- the command
-
-
-def test_it_shows_tables_verdicts_and_what_to_know(
+def test_the_report_has_tables_verdicts_and_notes(
     experiment: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     code, text, _ = printed(capfd, experiment)
     assert code == 0
     assert "8 runs of 2 policies, 2 sets (burst-tuned, tail-tuned), 2026-11-30" in text
-    assert "Mean JCT of pollux over that of fixed: 0.5" in text
+    assert "Mean JCT, pollux / fixed: 0.5" in text
     assert "Left out: nothing." in text
     assert "Isolated times were not checked" in text
-    assert "It says nothing certain about many-GPU training in production." in text
+    assert "This is no evidence about many-GPU training in production." in text
 
 
-def test_what_is_left_out_is_listed_and_fails(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    for policy in ("fixed", "pollux"):
-        put(tmp_path, "tail", policy, 1, [10.0])
+def test_a_run_that_is_left_out_is_listed_and_fails(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    put_pair(tmp_path)
     put(tmp_path, "tail", "pollux", 2, [10.0])
     code, text, _ = printed(capfd, tmp_path, "--markdown")
     assert code == 1
-    assert "- tail-fixed-2: there is no such run; unpaired with it: tail-pollux-2\n" in text
+    assert "- tail-fixed-2: no such run; without this partner: tail-pollux-2\n" in text
     assert "| pollux/fixed | 1 | 1.00 |\n" in text
 
 
 def test_lost_runs_that_were_repeated_are_listed_and_do_not_fail(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for policy in ("fixed", "pollux"):
-        put(tmp_path, "tail", policy, 1, [10.0])
+    put_pair(tmp_path)
     put(tmp_path / "lost", "tail", "fixed", 1, [10.0], noisy=True, reason="load 3.1 > 1.5")
     code, text, _ = printed(capfd, tmp_path, "--json")
     assert code == 0
@@ -218,9 +61,7 @@ def test_lost_runs_that_were_repeated_are_listed_and_do_not_fail(
     ]
 
 
-def test_json_has_the_figures_and_everything_about_them(
-    experiment: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_json_has_the_figures_and_their_context(experiment: Path, capfd: pytest.CaptureFixture[str]) -> None:
     code, text, _ = printed(capfd, experiment, "--json", "--baseline", "fixed")
     found = json.loads(text)
     assert code == 0
@@ -253,7 +94,7 @@ def written_out(experiment: Path, profiles: Path, tmp_path_factory: pytest.TempP
     return out
 
 
-def test_a_process_of_its_own_writes_the_same_files(
+def test_another_process_writes_the_same_files(
     experiment: Path, profiles: Path, written_out: Path, tmp_path: Path
 ) -> None:
     done = subprocess.run(
@@ -281,7 +122,7 @@ def test_a_process_of_its_own_writes_the_same_files(
         assert (tmp_path / "again" / name).read_bytes() == (written_out / name).read_bytes()
 
 
-def test_the_step_time_of_every_run_is_told(written_out: Path) -> None:
+def test_every_run_has_its_step_time(written_out: Path) -> None:
     found = json.loads((written_out / "comparison.json").read_text())
     assert set(found["step_times"]) == set(found["runs"])
     assert min(found["step_times"].values()) > 0
@@ -289,7 +130,7 @@ def test_the_step_time_of_every_run_is_told(written_out: Path) -> None:
     assert found["step_time_ratio"]["pollux/fixed"]["pairs"] == 4
 
 
-def test_a_figure_names_the_logs_that_it_is_made_of(experiment: Path, written_out: Path) -> None:
+def test_a_figure_names_the_logs_behind_it(experiment: Path, written_out: Path) -> None:
     traced = json.loads((written_out / "timeline.json").read_text())
     assert traced["figure"] == "timeline.svg"
     names = [run["run"] for run in traced["runs"]]
@@ -308,14 +149,17 @@ def test_a_figure_names_the_logs_that_it_is_made_of(experiment: Path, written_ou
     [
         (["{empty}"], "no run in it"),
         (["{missing}"], "no such file or folder"),
-        (["{one}"], "usable runs of two policies or more are needed; there: fixed"),
-        (["{apart}"], "no two usable runs of the same set and seed"),
-        (["{apart}", "--baseline", "srtf"], "--baseline 'srtf': no usable run of it; allowed: fixed, pollux"),
-        (["{apart}", "--json", "--markdown"], "one of them at a time"),
+        (["{one}"], "usable runs of at least two policies are needed; found: fixed"),
+        (["{apart}"], "no two usable runs have the same set and seed"),
+        (
+            ["{apart}", "--baseline", "srtf"],
+            "--baseline 'srtf': it has no usable run; allowed: fixed, pollux",
+        ),
+        (["{apart}", "--json", "--markdown"], "--json, --markdown: only one of them is allowed"),
         (["{apart}", "--profiles", "{empty}"], "machine.toml"),
     ],
 )
-def test_what_cannot_be_compared_is_said_in_one_line(
+def test_what_cannot_be_compared_gives_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], arguments: list[str], expected: str
 ) -> None:
     (tmp_path / "empty").mkdir()
@@ -329,14 +173,14 @@ def test_what_cannot_be_compared_is_said_in_one_line(
     assert problem.count("\n") == 1
 
 
-def test_rho_by_other_models_than_the_profiles_is_told(
+def test_rho_from_other_models_than_the_profiles_is_reported(
     experiment: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its slots had another speed than the project's profiles are of."""
+    """The slots of these runs had another speed than those of the project's profiles."""
     code, out, err = printed(capfd, experiment)
     assert code == 0
-    told = "the models in each run's own log, as in summarize (n0 had slots of speed 0.2; "
-    assert err.startswith(f"compare: rho goes by {told}")
+    reason = "the models in each run's own log, as in summarize (n0 had slots of speed 0.2; "
+    assert err.startswith(f"compare: rho comes from {reason}")
     assert "there is no calibrated model" in " ".join(out.split())
     monkeypatch.setenv("COADAPT_APPLICATIONS_MODULES", "no.such.module")
     code, out, err = printed(capfd, experiment)
