@@ -108,10 +108,13 @@ def encode_line(record: EventRecord) -> bytes:
 
 
 def decode_line(line: bytes) -> EventRecord:
-    """The record of one line. Raises ValueError with a text for people."""
-    spelled_floats = b'nan"' in line or b'inf"' in line
+    """The record of one line. Raises ValueError with a text for people.
+
+    A number may be spelled as a string, as NaN and infinities are, and an integer as a float without a fraction:
+    another program may have rewritten the line, and the value is the same.
+    """
     try:
-        record = (_lax_decoder if spelled_floats else _decoder).decode(line)
+        record = _decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         former = _from_former_schema(line)
         if former is None:
@@ -120,6 +123,19 @@ def decode_line(line: bytes) -> EventRecord:
     if record.schema not in READABLE_SCHEMAS:
         raise ValueError(_explain(line, "schema"))
     return record
+
+
+def decode_lines(lines: Iterable[bytes]) -> list[EventRecord]:
+    """`decode_line` of lines that are all well-formed and of the present form, faster. Raises ValueError where one
+    is not, without a text: `decode_line` has it."""
+    decode = _decoder.decode
+    try:
+        records = [decode(line) for line in lines]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError from error
+    if not {record.schema for record in records} <= set(READABLE_SCHEMAS):
+        raise ValueError
+    return records
 
 
 def _from_former_schema(line: bytes) -> EventRecord | None:
@@ -138,8 +154,7 @@ def _from_former_schema(line: bytes) -> EventRecord | None:
         return None
 
 
-_decoder = msgspec.json.Decoder(EventRecord)
-_lax_decoder = msgspec.json.Decoder(EventRecord, strict=False)
+_decoder = msgspec.json.Decoder(EventRecord, strict=False)
 
 
 def _spell_floats(value: Any) -> Any:
