@@ -17,15 +17,17 @@ that lost their type on the way but not their value: 3.0 or "3" for 3.
 """
 
 import gc
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
-from operator import attrgetter
+from functools import cached_property
+from itertools import repeat
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 
 from analysis.log.one_clock import Order, order_events
@@ -41,17 +43,21 @@ from analysis.log.schemas import (
 )
 from common.eventlog import EVENTS_FILE, EventLogError, decode_line, decode_lines
 from common.protocol import EventRecord, JobCancelled, JobCompleted, JobFailed, RoundDecided
-from common.types import Allocation, JobState, Placement, Struct
+from common.types import Allocation, JobState, Struct
 
-BATCH_LINES = 10_000
-"""Lines that are Python objects at one time; longer logs are columns."""
+BATCH_BYTES = 16 << 20
+"""Text that is lines and Python objects at one time; what was read before is columns."""
 MAX_FAULTS = 20
 """Bad lines that are named; more are counted."""
+SORTED_BY_JOB = ("samples", "generations", "evaluations", "models")
 END_STATES: Mapping[str, JobState] = {
     JobCompleted.__name__: JobState.COMPLETED,
     JobFailed.__name__: JobState.FAILED,
     JobCancelled.__name__: JobState.CANCELLED,
 }
+
+FRAMES = ("events", "jobs", *TABLES, *PARTS)
+"""Names of all frames."""
 
 
 @dataclass(frozen=True)
@@ -93,18 +99,26 @@ class Frames:
     samples: pl.DataFrame
     """Training samples; sorted by job (in order of submission), generation and time."""
     evaluations: pl.DataFrame
+    """Sorted by job and time."""
     checkpoints: pl.DataFrame
     verifications: pl.DataFrame
     ends: pl.DataFrame
     """Completions, failures and cancellations of jobs."""
     models: pl.DataFrame
-    """Throughput models that were fitted."""
+    """Throughput models that were fitted; sorted by job and time."""
     bad_messages: pl.DataFrame
     drops: pl.DataFrame
     """Events that the logger knows to be lost."""
 
     def by_name(self) -> dict[str, pl.DataFrame]:
-        return {name: value for name, value in vars(self).items() if isinstance(value, pl.DataFrame)}
+        return {name: value for name, value in vars(self).items() if name in FRAMES}
+
+    @cached_property
+    def in_streams(self) -> pl.DataFrame:
+        """Each event once, by source and incarnation in the order of `seq`; streams in order of the file."""
+        columns = ("stream", "source", "incarnation", "seq", "t_s")
+        kept = self.events.with_row_index("row").filter(~pl.col("repeated")).select("row", *columns)
+        return kept.sort("stream", "seq")
 
     def job_numbers(self, job_ids: pl.Series) -> np.ndarray:
         """The row in `jobs` of each of these jobs; the number of jobs for one that was never submitted."""
@@ -121,7 +135,7 @@ def read(path: Path | str) -> Frames:
     with _no_garbage_collection():
         try:
             with path.open("rb") as file:
-                while lines := list(islice(file, BATCH_LINES)):
+                while lines := file.readlines(BATCH_BYTES):
                     first, count = count + 1, count + len(lines)
                     if not lines[-1].endswith(b"\n"):
                         faults.add(count, "cut short: the last line has no end")
@@ -139,7 +153,8 @@ def from_records(records: Iterable[EventRecord], path: Path = Path(EVENTS_FILE))
     """The frames of a log that is in memory. Raises TypeError for an integer that 64 bits do not hold."""
     builder = _Builder()
     known = list(records)
-    builder.add(known, range(1, len(known) + 1))
+    if known:
+        builder.add(known, range(1, len(known) + 1))
     return builder.finish(path, ())
 
 
@@ -189,6 +204,8 @@ def _decode(lines: list[bytes], first: int, faults: _Faults) -> tuple[list[Event
 
 def _add(builder: "_Builder", records: list[EventRecord], numbers: Sequence[int], faults: _Faults) -> None:
     """Add records to the frames; find those that no column can hold by halving."""
+    if not records:
+        return
     try:
         builder.add(records, numbers)
     except (TypeError, OverflowError, UnicodeEncodeError):
@@ -225,21 +242,17 @@ class _Builder:
     def add(self, records: list[EventRecord], numbers: Sequence[int]) -> None:
         """Add events with the numbers of their lines: all of them, or, where one has a value that its column
         cannot hold, none. Raises TypeError, OverflowError, UnicodeEncodeError."""
-        if not records:
-            return
-        events = [record.event for record in records]
-        by_type: dict[type[Struct], tuple[list[int], list[Struct]]] = {}
-        for row, event in enumerate(events, start=self.height):
-            rows, same = by_type.setdefault(type(event), ([], []))
-            rows.append(row)
-            same.append(event)
-        made = [("events", _events(records, numbers))]
-        for name, table in TABLES.items():
-            for kind in table.types:
-                if kind in by_type:
-                    made.append((name, _table(table, kind, *by_type[kind])))
-        if RoundDecided in by_type:
-            made += _parts_of_rounds(*by_type[RoundDecided])
+        events: list[Any] = [record.event for record in records]
+        kinds = np.fromiter(map(_NUMBER_OF_TYPE.__getitem__, map(type, events)), np.uint8, len(events))
+        made = [("events", _events(records, numbers, kinds))]
+        for number in np.unique(kinds).tolist():
+            kind, name = _TYPES[number]
+            places = np.flatnonzero(kinds == number)
+            rows = places.astype(np.uint32) + np.uint32(self.height)
+            same = [events[place] for place in places.tolist()]
+            made.append((name, _table(TABLES[name], kind, rows, same)))
+            if kind is RoundDecided:
+                made += _parts_of_rounds(rows, same)
         for name, frame in made:
             self.batches.setdefault(name, []).append(frame)
         self.height += len(records)
@@ -249,20 +262,21 @@ class _Builder:
         events = self._take("events", {name: column.dtype for name, column in EVENTS.items()})
         order = order_events(events)
         events = events.with_columns(
+            stream=pl.Series(order.stream, dtype=ADDED_TO_EVENTS["stream"].dtype),
             time_s=pl.Series(order.time_s, dtype=ADDED_TO_EVENTS["time_s"].dtype),
             position=pl.Series(order.position).cast(pl.UInt32, strict=False),
             repeated=pl.Series(order.repeated, dtype=ADDED_TO_EVENTS["repeated"].dtype),
         )
         frames = {name: self._ordered(name, table, order) for name, table in (TABLES | PARTS).items()}
         jobs = _jobs(frames["submissions"], frames["ends"])
-        for name in ("samples", "generations"):
+        for name in SORTED_BY_JOB:
             frames[name] = _by_job(frames[name], jobs["job_id"])
         run_id = events["run_id"][0] if len(events) else _encodable(path.parent.name)
         return Frames(path=path, run_id=run_id, faults=faults, events=events, jobs=jobs, **frames)
 
     def _take(self, name: str, schema: dict[str, pl.DataType]) -> pl.DataFrame:
-        batches = self.batches.pop(name, [])
-        return pl.concat([pl.DataFrame(schema=schema), *batches], how="vertical", rechunk=True)
+        batches = [pl.DataFrame(schema=schema), *self.batches.pop(name, [])]
+        return pl.concat(batches, how="diagonal", rechunk=True)
 
     def _ordered(self, name: str, table: Table, order: Order) -> pl.DataFrame:
         """The table without repeated events, in order of time."""
@@ -286,93 +300,98 @@ def _schema(table: Table) -> dict[str, pl.DataType]:
     return place | kind | table.schema
 
 
-def _events(records: list[EventRecord], numbers: Sequence[int]) -> pl.DataFrame:
-    columns: dict[str, Any] = {
-        "line": numbers,
-        "type": [type(record.event).__name__ for record in records],
-    }
-    for name in EVENTS:
+_TYPES = [(kind, name) for name, table in TABLES.items() for kind in table.types]
+"""Every type of event, with the name of its table."""
+_NUMBER_OF_TYPE = {kind: number for number, (kind, _) in enumerate(_TYPES)}
+_TYPE_NAMES = pl.Series([kind.__name__ for kind, _ in _TYPES], dtype=EVENTS["type"].dtype)
+
+
+def _events(records: list[EventRecord], numbers: Sequence[int], kinds: npt.NDArray[np.uint8]) -> pl.DataFrame:
+    columns = {"line": pl.Series(numbers, dtype=EVENTS["line"].dtype), "type": _TYPE_NAMES.gather(kinds)}
+    for name, column in EVENTS.items():
         if name not in columns:
-            columns[name] = list(map(attrgetter(name), records))
-    return pl.DataFrame({name: _series(columns[name], column) for name, column in EVENTS.items()})
+            columns[name] = _series(_get(records, name), column)
+    return pl.DataFrame({name: columns[name] for name in EVENTS})
 
 
-def _series(values: Iterable[Any], column: Column) -> pl.Series:
+def _get(values: Sequence[Any], name: str) -> list[Any]:
+    return list(map(getattr, values, repeat(name)))
+
+
+def _get_if_any(values: Sequence[Any], name: str) -> list[Any]:
+    """None for a value that is None."""
+    try:
+        return _get(values, name)
+    except AttributeError:
+        return [None if value is None else getattr(value, name) for value in values]
+
+
+def _series(values: Sequence[Any], column: Column) -> pl.Series:
     if isinstance(column.dtype, pl.Categorical):
         return pl.Series(values, dtype=pl.String).cast(column.dtype)
+    if isinstance(column.dtype, pl.List):  # polars takes lists of Python much more slowly than JSON
+        texts = [msgspec.json.encode(value).decode() for value in values]
+        return pl.Series(texts, dtype=pl.String).str.json_decode(column.dtype)
     return pl.Series(values, dtype=column.dtype)
 
 
-def _table(table: Table, kind: type[Struct], rows: list[int], events: list[Struct]) -> pl.DataFrame:
-    """The events of one type as a frame; fields that the type does not have are null."""
-    columns: dict[str, pl.Series | pl.Expr] = {"row": pl.Series(rows, dtype=pl.UInt32)}
-    columns |= {"position": pl.lit(None, pl.UInt32), "time_s": pl.lit(None, pl.Float64)}
+def _table(table: Table, kind: type[Struct], rows: npt.NDArray[np.uint32], events: list[Any]) -> pl.DataFrame:
+    """The events of one type as a frame, without the columns that the type has no field for."""
+    columns = {"row": pl.Series(rows)}
     if len(table.types) > 1:
-        columns["type"] = pl.lit(kind.__name__)
-    nested: dict[str, list[Any]] = {}
+        columns["type"] = pl.Series([kind.__name__]).new_from_index(0, len(events))
+    of_field: dict[str, list[Any]] = {}
     for name, column in table.columns.items():
-        head, _, rest = (column.path or name).partition(".")
+        head, _, inner = (column.path or name).partition(".")
         if head not in kind.__struct_fields__:
-            columns[name] = pl.lit(None, column.dtype)
             continue
-        values = nested.get(head) or list(map(attrgetter(head), events))
-        if rest:
-            nested[head] = values
-            values = _inner(values, rest)
-        if column.read:
-            values = list(map(column.read, values))
-        columns[name] = _series(values, column)
-    return pl.select(**columns)
+        values = of_field.get(head) or _get(events, head)
+        if inner:
+            of_field[head] = values
+            values = _get_if_any(values, inner)
+        columns[name] = _series(list(map(column.read, values)) if column.read else values, column)
+    return pl.DataFrame(columns)
 
 
-def _inner(values: list[Any], name: str) -> list[Any]:
-    get = attrgetter(name)
-    try:
-        return list(map(get, values))
-    except AttributeError:
-        return [None if value is None else get(value) for value in values]
-
-
-def _parts_of_rounds(rows: list[int], rounds: list[Any]) -> list[tuple[str, pl.DataFrame]]:
+def _parts_of_rounds(rows: npt.NDArray[np.uint32], rounds: list[Any]) -> list[tuple[str, pl.DataFrame]]:
     """`decisions` and `allocations` of these rounds."""
     named = [list(dict.fromkeys((*each.allocations, *each.configs, *each.reasons))) for each in rounds]
-    jobs = [job_id for job_ids in named for job_id in job_ids]
-    of_round = np.repeat(np.array(rows, dtype=np.uint32), [len(job_ids) for job_ids in named])
+    jobs = pl.Series([job_id for job_ids in named for job_id in job_ids], dtype=pl.String)
+    of_round = np.repeat(rows, [len(job_ids) for job_ids in named])
 
     def of_each_job(name: str) -> list[Any]:
-        values = map(attrgetter(name), rounds)
-        return [get(job_id) for get, job_ids in zip((v.get for v in values), named, strict=True) for job_id in job_ids]
+        """None for a job that the round does not name there."""
+        by_round = zip(_get(rounds, name), named, strict=True)
+        return [by_job.get(job_id) for by_job, job_ids in by_round for job_id in job_ids]
 
     given: list[Allocation | None] = of_each_job("allocations")
     configs = of_each_job("configs")
-    placements: list[Placement] = [placement for allocation in given if allocation for placement in allocation]
-    nodes = pl.Series([None if allocation is None else len(allocation) for allocation in given], dtype=pl.Int64)
+    placements = [placement for allocation in given if allocation for placement in allocation]
+    replicas = pl.Series(_get(placements, "replicas"), dtype=pl.Int64)
+    nodes = pl.Series(
+        [None if allocation is None else len(allocation) for allocation in given], dtype=pl.Int64
+    )
     counts = nodes.fill_null(0).to_numpy()
-    replicas = pl.Series(list(map(attrgetter("replicas"), placements)), dtype=pl.Int64)
-    # The sum of each job's part of the placements, from the running sum over all.
-    running = np.concatenate(([0], np.cumsum(replicas.to_numpy())))
     last = np.cumsum(counts)
+    running = np.concatenate(([0], np.cumsum(replicas.to_numpy())))
     sums = pl.Series(running[last] - running[last - counts])
-    job_ids = pl.Series(jobs, dtype=pl.String)
-    unplaced = {"position": pl.lit(None, pl.UInt32), "time_s": pl.lit(None, pl.Float64)}
-    decisions = pl.select(
-        row=pl.Series(of_round),
-        **unplaced,
-        job_id=job_ids,
-        replicas=pl.select(pl.when(nodes.is_not_null()).then(sums)).to_series(),
-        nodes=nodes,
-        atomic_batch=pl.Series(_inner(configs, "atomic_batch"), dtype=pl.Int64),
-        accumulation=pl.Series(_inner(configs, "accumulation"), dtype=pl.Int64),
-        reason=pl.Series(of_each_job("reasons"), dtype=pl.String),
-    )
-    allocations = pl.select(
-        row=pl.Series(np.repeat(of_round, counts)),
-        **unplaced,
-        job_id=job_ids.gather(np.repeat(np.arange(len(jobs)), counts)),
-        node=pl.Series(list(map(attrgetter("node"), placements)), dtype=pl.String),
-        replicas=replicas,
-    )
-    return [("decisions", decisions), ("allocations", allocations)]
+    columns = PARTS["decisions"].columns
+    decisions = {
+        "row": pl.Series(of_round),
+        "job_id": jobs,
+        "replicas": sums.zip_with(nodes.is_not_null(), pl.Series([None], dtype=pl.Int64)),
+        "nodes": nodes,
+        "atomic_batch": _series(_get_if_any(configs, "atomic_batch"), columns["atomic_batch"]),
+        "accumulation": _series(_get_if_any(configs, "accumulation"), columns["accumulation"]),
+        "reason": _series(of_each_job("reasons"), columns["reason"]),
+    }
+    allocations = {
+        "row": pl.Series(np.repeat(of_round, counts)),
+        "job_id": jobs.gather(np.repeat(np.arange(len(jobs)), counts)),
+        "node": pl.Series(_get(placements, "node"), dtype=pl.String),
+        "replicas": replicas,
+    }
+    return [("decisions", pl.DataFrame(decisions)), ("allocations", pl.DataFrame(allocations))]
 
 
 # --------------------------------------------------------------------------- jobs
@@ -389,8 +408,7 @@ def _jobs(submissions: pl.DataFrame, ends: pl.DataFrame) -> pl.DataFrame:
     jobs = jobs.join(first_ends, on="job_id", how="left", maintain_order="left")
     completed = pl.col("end") == JobState.COMPLETED.value
     jobs = jobs.with_columns(jct_s=pl.when(completed).then(pl.col("ended_s") - pl.col("submitted_s")))
-    specification = [name for name in TABLES["submissions"].columns]
-    return jobs.select("row", "position", *specification, *JOBS)
+    return jobs.select("row", "position", *TABLES["submissions"].columns, *JOBS)
 
 
 def _numbers(job_ids: pl.Series, known: pl.Series) -> np.ndarray:
@@ -402,10 +420,9 @@ def _numbers(job_ids: pl.Series, known: pl.Series) -> np.ndarray:
 
 
 def _by_job(frame: pl.DataFrame, jobs: pl.Series) -> pl.DataFrame:
-    """Sorted by job, in order of submission, then by generation. Rank 0 moves between nodes: the generation orders
-    its events, whatever the clocks of the nodes say."""
+    """Sorted by job, in order of submission, and by generation where there is one: rank 0 moves between nodes, so
+    the generation orders its events, whatever the clocks of the nodes say."""
     job = pl.Series("job", _numbers(frame["job_id"], jobs), dtype=pl.UInt32)
-    order = pl.select(job, frame["generation"]).select(
-        pl.arg_sort_by("job", "generation", maintain_order=True)
-    )
+    keys = [job, *([frame["generation"]] if "generation" in frame.columns else [])]
+    order = pl.select(*keys).select(pl.arg_sort_by([key.name for key in keys], maintain_order=True))
     return frame[order.to_series()]

@@ -13,10 +13,11 @@ SCHEDULER = "scheduler"
 class Order:
     """Of every event, in the order of the file; all arrays have shape [events].
 
-    `time_s` is on the scheduler's clock. `position` counts the events from 0 in the order of time, without the
+    `stream` numbers (source, incarnation) in the order in which they appear. `time_s` is on the scheduler's clock. `position` counts the events from 0 in the order of time, without the
     repeated ones, which have -1. `repeated`: an earlier line has the same source, incarnation and seq.
     """
 
+    stream: npt.NDArray[np.int64]
     time_s: npt.NDArray[np.float64]
     position: npt.NDArray[np.int64]
     repeated: npt.NDArray[np.bool_]
@@ -31,11 +32,12 @@ def order_events(events: pl.DataFrame) -> Order:
     fit in; the times of that incarnation stay as they are.
     """
     if events.is_empty():
-        return Order(np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.bool_))
-    keys = ["source", "incarnation"]
-    streams = events.select(pl.col(keys).cast(pl.String)).unique(maintain_order=True)
-    names = streams.rows()
-    stream = events.select(_number(names)).to_series().to_numpy()
+        return Order(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.bool_))
+    keys = events.select("source", "incarnation")
+    streams = keys.unique(maintain_order=True).with_row_index("stream")
+    names = streams.drop("stream").rows()
+    numbered = keys.join(streams, on=["source", "incarnation"], how="left", maintain_order="left")
+    stream = numbered["stream"].cast(pl.Int64).to_numpy()
     seq, t_s = events["seq"].to_numpy(), events["t_s"].to_numpy()
 
     reference = next((number for number, name in enumerate(names) if name[0] == SCHEDULER), 0)
@@ -60,15 +62,7 @@ def order_events(events: pl.DataFrame) -> Order:
     merged = kept[np.lexsort((seq[kept], rank[stream[kept]], latest_s))]
     position = np.full(len(seq), -1)
     position[merged] = np.arange(len(merged))
-    return Order(time_s, position, repeated)
-
-
-def _number(streams: list[tuple[str, ...]]) -> pl.Expr:
-    """The number of each event's stream."""
-    source, incarnation = zip(*streams, strict=True)
-    key = pl.struct(pl.col("source").cast(pl.String), pl.col("incarnation").cast(pl.String))
-    known = pl.DataFrame({"source": source, "incarnation": incarnation}).select(pl.struct("source", "incarnation"))
-    return key.replace_strict(known.to_series(), pl.Series(range(len(streams)), dtype=pl.Int64))
+    return Order(stream, time_s, position, repeated)
 
 
 def _split(

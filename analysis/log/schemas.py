@@ -42,7 +42,7 @@ from common.types import Node, Struct
 TEXT, WHOLE, REAL, YES_NO = pl.String(), pl.Int64(), pl.Float64(), pl.Boolean()
 ROW = pl.UInt32()
 NAME = pl.Categorical()
-"""Text with few values."""
+"""Text that repeats."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,6 @@ class Table:
     @property
     def schema(self) -> dict[str, pl.DataType]:
         return {name: column.dtype for name, column in self.columns.items()}
-
 
 
 def _node_name(node: Node | str) -> str:
@@ -99,6 +98,7 @@ EVENTS = {
 }
 """One row for each valid line of the log, in the order of the file."""
 ADDED_TO_EVENTS = {
+    "stream": Column(ROW, "number of (source, incarnation), in the order in which they appear"),
     "time_s": Column(REAL, "when, in seconds on the scheduler's clock"),
     "position": Column(ROW, "place in the order of time of all sources, from 0; null where `repeated`"),
     "repeated": Column(YES_NO, "an earlier line has the same source, incarnation and seq"),
@@ -136,7 +136,9 @@ TABLES: Mapping[str, Table] = {
             "node": Column(TEXT, "name of the node", "node", _node_name),
             "incarnation": Column(TEXT, "incarnation of the node's agent"),
             "slots": Column(WHOLE, "slots of the node", "node", _of_node("slots")),
-            "slot_speed": Column(REAL, "fraction of a core that one slot is worth", "node", _of_node("slot_speed")),
+            "slot_speed": Column(
+                REAL, "fraction of a core that one slot is worth", "node", _of_node("slot_speed")
+            ),
             "store_host": Column(TEXT, "host of the node's store", "node", _of_node("store_host")),
             "store_port": Column(WHOLE, "port of the node's store", "node", _of_node("store_port")),
             "reason": Column(TEXT, "why the node left"),
@@ -343,10 +345,12 @@ PARTS: Mapping[str, Table] = {
         (RoundDecided,),
         {
             **JOB,
-            "replicas": Column(WHOLE, "replicas that the round gives the job; null: the round leaves it alone"),
+            "replicas": Column(
+                WHOLE, "replicas that the round gives the job; null: the round leaves it alone"
+            ),
             "nodes": Column(WHOLE, "nodes on which they are"),
             **CONFIG,
-            "reason": Column(TEXT, "the policy's sentence on the job"),
+            "reason": Column(NAME, "the policy's sentence on the job"),
         },
     ),
     "allocations": Table(
