@@ -77,8 +77,8 @@ def summarize_logs(
 def summarize(
     frames: Frames, isolated: Callable[[RunHistory], IsolatedTime | None] = lambda _: None
 ) -> tuple[RunHistory, RunSummary]:
-    """Measures and verdict of one log, as far as it could be read. `isolated` may give the times that the jobs of a
-    run take alone (`analysis.run.fairness`)."""
+    """Measures and verdict of one log, as far as it could be read. `isolated` may give the times that the
+    jobs of a run take alone (`analysis.run.fairness`)."""
     try:
         run = history(frames)
         return run, summary(run, audit(run), isolated(run))

@@ -19,10 +19,13 @@ import msgspec
 
 from analysis.compare.conditions import Conditions
 from analysis.compare.pairing import ComparedRun, LeftOut
-from analysis.log.history import RUN_MARKS, NoRuns, Replay, RunHistory, find_logs, read_log
+from analysis.log.find_logs import RUN_MARKS, NoRuns, find_logs
+from analysis.log.frames import read
+from analysis.log.history import RunHistory
+from analysis.log.plain_text import plain
 from analysis.run.fairness import IsolatedTime
 from analysis.run.measures import RunSummary, replicas_mean
-from analysis.summarize import plain, summarize
+from analysis.summarize import summarize
 from common.eventlog import EVENTS_FILE
 from common.types import Struct
 
@@ -105,7 +108,7 @@ class Experiment:
 
 def gather(
     place: Path,
-    isolated: Callable[[Replay], IsolatedTime | None] | None = None,
+    isolated: Callable[[RunHistory], IsolatedTime | None] | None = None,
     step_time: Callable[[RunHistory], float | None] = lambda _: None,
     shown: Callable[[Sequence[Path]], Iterable[Path]] = lambda folders: folders,
 ) -> Experiment:
@@ -167,7 +170,7 @@ def _folders(place: Path) -> list[Path]:
 
 def _judge(
     folder: Path,
-    isolated: Callable[[Replay], IsolatedTime | None],
+    isolated: Callable[[RunHistory], IsolatedTime | None],
     step_time: Callable[[RunHistory], float | None],
 ) -> tuple[RunFacts | None, ComparedRun | LeftOut]:
     """The run, or why it does not count: its own log has the last word."""
@@ -180,7 +183,7 @@ def _judge(
         return facts, LeftOut(run=name, why=plain(facts.fault))
     if not facts and (folder.parent / ABOUT_FILE).exists():
         return None, LeftOut(run=name, why=f"no {FACTS_FILE}: it was interrupted, or goes on")
-    history, summary = summarize(read_log(folder / EVENTS_FILE), isolated)
+    history, summary = summarize(read(folder / EVENTS_FILE), isolated)
     if why := _fault(summary):
         return facts, LeftOut(run=name, why=why)
     try:
@@ -255,7 +258,7 @@ def _fault(summary: RunSummary) -> str:
 
 def _alone(
     folder: Path,
-    isolated: Callable[[Replay], IsolatedTime | None],
+    isolated: Callable[[RunHistory], IsolatedTime | None],
     step_time: Callable[[RunHistory], float | None],
 ) -> IsolatedRun | LeftOut:
     name = f"{ISOLATED}/{plain(folder.name)}"
@@ -267,12 +270,12 @@ def _alone(
         return LeftOut(run=name, why=plain(facts.fault))
     times: list[IsolatedTime] = []
 
-    def keep(replayed: Replay) -> IsolatedTime | None:
-        found = isolated(replayed)
+    def keep(run: RunHistory) -> IsolatedTime | None:
+        found = isolated(run)
         times.extend([found] if found else [])
         return found
 
-    run, summary = summarize(read_log(folder / EVENTS_FILE), keep)
+    run, summary = summarize(read(folder / EVENTS_FILE), keep)
     if why := _fault(summary):
         return LeftOut(run=name, why=why)
     if len(run.jobs) != 1:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from analysis.compare.experiment_runs import Experiment
 from analysis.compare.pairing import LeftOut, of_same_jobs
-from analysis.log.history import RunHistory, read_log, replay
+from analysis.log.frames import read
+from analysis.log.history import RunHistory, history
 from analysis.run.batches import batch_efficiency
 from analysis.run.breakdown import Breakdown, breakdown
 from analysis.run.measures import batch_mean, replicas_mean, rescales
@@ -56,13 +57,13 @@ def paired(
     names = {run.name for run in counting}
     for run in (run for run in experiment.runs if run.name in names):
         twin = simulated / run.name / EVENTS_FILE
-        log = read_log(twin)
-        histories = [replay(records).run for records in (read_log(experiment.log(run)).records, log.records)]
+        log = read(twin)
+        histories = [history(frames) for frames in (read(experiment.log(run)), log)]
         real, copy = map(figures, histories)
         both = sorted(real.keys() & copy.keys())
-        if log.fault or not both:
+        if log.faults or not both:
             if twin.exists():
-                why = f"simulated: {log.fault or 'no job completed on both sides'}"
+                why = f"simulated: {'; '.join(log.faults) or 'no job completed on both sides'}"
             else:
                 why = ": ".join(filter(None, ("was not simulated", lacking.get(run.name))))
             yield LeftOut(run=run.name, why=why)

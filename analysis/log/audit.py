@@ -1,7 +1,7 @@
 """Check a log against what is true of every run that went right. Pure.
 
-Each rule yields sentences that name the job or source and the line. The order within a source is that of `seq`,
-between sources that of time on one clock (`analysis.log.one_clock`).
+Each rule yields sentences that name the job or source and the line. The order within a source is that of
+`seq`, between sources that of time on one clock (`analysis.log.one_clock`).
 """
 
 from collections.abc import Callable, Iterator
@@ -203,8 +203,8 @@ def legal_transitions(run: RunHistory) -> Iterator[str]:
 
 
 def one_end_a_job(run: RunHistory) -> Iterator[str]:
-    """Exactly one end, equal to the last state. Only an ended run must have ended its jobs, except those that it
-    names as under way when it was stopped."""
+    """Exactly one end, equal to the last state. Only an ended run must have ended its jobs, except those that
+    it names as under way when it was stopped."""
     ends: dict[str, list[tuple[JobState, int]]] = {job_id: [] for job_id in run.jobs}
     for job_id, kind, row in run.frames.ends.select("job_id", "type", "row").iter_rows():
         if job_id in ends:
@@ -222,8 +222,8 @@ def one_end_a_job(run: RunHistory) -> Iterator[str]:
 
 
 def monotone_progress(run: RunHistory) -> Iterator[str]:
-    """Progress, steps and examples of a job never go back, except where a generation says that work was lost, or
-    that its state is from disk or new."""
+    """Progress, steps and examples of a job never go back, except where a generation says that work was lost,
+    or that its state is from disk or new."""
     reports = _progress_reports(run)
     resumes = reports["resumes"].to_numpy()
     progress = reports["progress"].to_numpy()
@@ -323,8 +323,8 @@ def completions_verified(run: RunHistory) -> Iterator[str]:
 
 
 def completions_meet_target(run: RunHistory) -> Iterator[str]:
-    """A log does not say whether an application's target is reached from above or from below; its evaluations do:
-    each was either short of the target or had reached it."""
+    """A log does not say whether an application's target is reached from above or from below; its evaluations
+    do: each was either short of the target or had reached it."""
     jobs = run.frames.jobs.select("job_id", "application", "target")
     judged = run.frames.evaluations.join(jobs, on="job_id", maintain_order="left").filter(
         pl.col("metric").is_finite() & (pl.col("metric") != pl.col("target"))

@@ -13,10 +13,11 @@ class NoRuns(Exception):
 
 
 def find_logs(place: Path) -> list[Path]:
-    """Paths of the logs at `place`: a log, the folder of a run, or a folder that holds such folders at any depth.
+    """Paths of the logs at `place`: a log, the folder of a run, or a folder that holds such folders at any
+    depth.
 
-    Hidden folders are skipped: a simulated run is in one until it is complete. The folder of a run whose log is
-    missing counts too. Raises NoRuns.
+    Hidden folders are skipped: a simulated run is in one until it is complete. The folder of a run whose log
+    is missing counts too. Raises NoRuns.
     """
     if place.is_file():
         return [place]

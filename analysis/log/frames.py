@@ -8,12 +8,13 @@
 
 `analysis/log/schemas.py` says what every column of every frame means, and in which unit.
 
-One cleaning pass keeps every valid line of the log. Each bad line is named in `Frames.faults` with its number; the
-lines after it are read all the same. Bad lines are those that are not JSON, not an event of coadapt, of an unknown
-schema, with a field of the wrong type, with a field that this version does not know (a newer version may have added
-it: what the event means is not certain), with an integer that 64 bits do not hold, and a last line without an end.
-Accepted are events of former schemas, the strings "nan", "inf" and "-inf" for numbers that JSON lacks, and numbers
-that lost their type on the way but not their value: 3.0 or "3" for 3.
+One cleaning pass keeps every valid line of the log. Each bad line is named in `Frames.faults` with its
+number; the lines after it are read all the same. Bad lines are those that are not JSON, not an event of
+coadapt, of an unknown schema, with a field of the wrong type, with a field that this version does not know (a
+newer version may have added it: what the event means is not certain), with an integer that 64 bits do not
+hold, and a last line without an end. Accepted are events of former schemas, the strings "nan", "inf" and
+"-inf" for numbers that JSON lacks, and numbers that lost their type on the way but not their value: 3.0 or
+"3" for 3.
 """
 
 import gc
@@ -126,7 +127,7 @@ class Frames:
 
 
 def read(path: Path | str) -> Frames:
-    """Read a log, or the log in the folder of a run. Never raises for what a file holds: see `Frames.faults`."""
+    """Read a log, or the log in the folder of a run. What is wrong with it is in `Frames.faults`."""
     path = Path(path)
     if path.is_dir() and path.name != EVENTS_FILE:
         path = path / EVENTS_FILE
@@ -420,8 +421,8 @@ def _numbers(job_ids: pl.Series, known: pl.Series) -> np.ndarray:
 
 
 def _by_job(frame: pl.DataFrame, jobs: pl.Series) -> pl.DataFrame:
-    """Sorted by job, in order of submission, and by generation where there is one: rank 0 moves between nodes, so
-    the generation orders its events, whatever the clocks of the nodes say."""
+    """Sorted by job, in order of submission, and by generation where there is one: rank 0 moves between
+    nodes, so the generation orders its events, whatever the clocks of the nodes say."""
     job = pl.Series("job", _numbers(frame["job_id"], jobs), dtype=pl.UInt32)
     keys = [job, *([frame["generation"]] if "generation" in frame.columns else [])]
     order = pl.select(*keys).select(pl.arg_sort_by([key.name for key in keys], maintain_order=True))

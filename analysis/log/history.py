@@ -5,6 +5,7 @@ Pure. All times are seconds on the scheduler's clock.
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 
 import numpy as np
 import polars as pl
@@ -224,4 +225,4 @@ def _last(timeline: pl.DataFrame, value: pl.Expr, name: str) -> dict[int, object
 def _slices(jobs: np.ndarray, count: int) -> list[slice]:
     """The rows of each job, where rows are sorted by the number of their job."""
     bounds = np.searchsorted(jobs, np.arange(count + 1)).tolist()
-    return [slice(first, last) for first, last in zip(bounds, bounds[1:], strict=False)]
+    return [slice(first, last) for first, last in pairwise(bounds)]

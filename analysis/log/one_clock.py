@@ -13,8 +13,9 @@ SCHEDULER = "scheduler"
 class Order:
     """Of every event, in the order of the file; all arrays have shape [events].
 
-    `stream` numbers (source, incarnation) in the order in which they appear. `time_s` is on the scheduler's clock. `position` counts the events from 0 in the order of time, without the
-    repeated ones, which have -1. `repeated`: an earlier line has the same source, incarnation and seq.
+    `stream` numbers (source, incarnation) in the order in which they appear. `time_s` is on the scheduler's
+    clock. `position` counts the events from 0 in the order of time, without the repeated ones, which have -1.
+    `repeated`: an earlier line has the same source, incarnation and seq.
     """
 
     stream: npt.NDArray[np.int64]
@@ -26,10 +27,10 @@ class Order:
 def order_events(events: pl.DataFrame) -> Order:
     """Align clocks, drop repetitions, and merge the streams by time.
 
-    A stream is one (source, incarnation). The log is in order of arrival, and a repaired event arrives late; `seq`
-    gives the order within a stream, whatever its clock did. Times are put on the clock of the scheduler's first
-    incarnation by the median difference between wall clock and monotonic clock, so that agents on other machines
-    fit in; the times of that incarnation stay as they are.
+    A stream is one (source, incarnation). The log is in order of arrival, and a repaired event arrives late;
+    `seq` gives the order within a stream, whatever its clock did. Times are put on the clock of the
+    scheduler's first incarnation by the median difference between wall clock and monotonic clock, so that
+    agents on other machines fit in; the times of that incarnation stay as they are.
     """
     if events.is_empty():
         return Order(np.zeros(0, np.int64), np.zeros(0), np.zeros(0, np.int64), np.zeros(0, np.bool_))

@@ -1,7 +1,8 @@
 """The columns of every frame: one `Table` for each kind of event, declared once.
 
-A column takes its values from the field of the event that has its name, or from the one in `path`. Every table
-also has the columns of `PLACE`. A table of several types of events has null where a type has no such field.
+A column takes its values from the field of the event that has its name, or from the one in `path`. Every
+table also has the columns of `PLACE`. A table of several types of events has null where a type has no such
+field.
 """
 
 from collections.abc import Callable, Mapping

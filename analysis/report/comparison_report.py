@@ -9,7 +9,8 @@ import msgspec
 
 from analysis.compare.comparison import METHOD, SCOPE, Comparison, as_json, compare
 from analysis.compare.experiment_runs import gather
-from analysis.log.history import NoRuns, Replay, RunHistory
+from analysis.log.find_logs import NoRuns
+from analysis.log.history import RunHistory
 from analysis.report.comparison_tables import ComparisonReport, to_markdown
 from analysis.report.figures import write_all
 from analysis.run.fairness import IsolatedTime
@@ -21,7 +22,7 @@ JSON_FILE, MARKDOWN_FILE = "comparison.json", "comparison.md"
 class ShareModel(Protocol):
     """What a job takes alone on its share of the cluster, and how fast the machine was."""
 
-    def __call__(self, replayed: Replay, /) -> IsolatedTime | None: ...
+    def __call__(self, run: RunHistory, /) -> IsolatedTime | None: ...
 
     def step_time(self, run: RunHistory, /) -> float | None: ...
 

@@ -17,7 +17,8 @@ from analysis.compare.comparison import MEASURES, Comparison, Contrast
 from analysis.compare.experiment_runs import Experiment
 from analysis.compare.intervals import ENOUGH_PAIRS
 from analysis.compare.pairing import ComparedRun
-from analysis.log.history import JobHistory, RunHistory, read_log, replay
+from analysis.log.frames import read
+from analysis.log.history import JobHistory, RunHistory, history
 from common.eventlog import EVENTS_FILE
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def write_all(experiment: Experiment, comparison: Comparison, out: Path, suffix:
                 write("rho", lambda: rhos(comparison), comparison.common, shows)
         if pair := median_pair(comparison):
             block = [run for run in comparison.runs if (run.set, run.seed) == (pair[0].set, pair[0].seed)]
-            histories = {run.policy: replay(read_log(experiment.log(run)).records).run for run in block}
+            histories = {run.policy: history(read(experiment.log(run))) for run in block}
             label = f"{pair[0].set}, seed {pair[0].seed}"
             both = {run.policy: histories[run.policy] for run in pair}
             shows = f"slots of each job over time, {label}: the pair of median mean JCT ratio"
@@ -322,9 +323,9 @@ def goodput_over_time(runs: dict[str, RunHistory], label: str) -> "Figure":
 def useful_examples(job: JobHistory, times_s: np.ndarray) -> np.ndarray:
     """M0 x progress at these times, by the job's samples: even within a sample's window, still between."""
     at_s, progress = [job.submitted_s], [0.0]
-    for t_s, sample in job.samples:
-        at_s += [max(t_s - sample.window_s, at_s[-1]), max(t_s, at_s[-1])]
-        progress += [progress[-1], sample.progress]
+    for t_s, window_s, reached in job.samples.select("time_s", "window_s", "progress").iter_rows():
+        at_s += [max(t_s - window_s, at_s[-1]), max(t_s, at_s[-1])]
+        progress += [progress[-1], reached]
     if job.completed and job.verifying_s is not None:
         at_s.append(max(job.verifying_s, at_s[-1]))
         progress.append(job.completed.progress)

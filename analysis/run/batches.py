@@ -1,9 +1,10 @@
 """How close the batches that jobs trained with come to the best ones, by the measured profiles. Pure.
 
-A batch makes gain(batch, progress) / (seconds of its step) AdaScale steps a second. The best batch, among those that
-`workloads.files.tuned_requests.configs` tries, makes the most at the same progress on the same slots. Both rates come
-from the profile, so the speed of the machine on the day of the run does not count. The result is what a policy could
-win by choosing better batches alone: with the best ones, training takes this fraction of the time that it took.
+A batch makes gain(batch, progress) / (seconds of its step) AdaScale steps a second. The best batch, among
+those that `workloads.files.tuned_requests.configs` tries, makes the most at the same progress on the same
+slots. Both rates come from the profile, so the speed of the machine on the day of the run does not count. The
+result is what a policy could win by choosing better batches alone: with the best ones, training takes this
+fraction of the time that it took.
 """
 
 from collections.abc import Mapping
@@ -17,8 +18,8 @@ from workloads.files.tuned_requests import configs
 
 
 def batch_efficiency(run: RunHistory, profiles: Mapping[str, MeasuredProfile]) -> float | None:
-    """Mean over the samples' seconds of rate / best rate; 1: always the best batch. None without a profile of any
-    of the run's applications."""
+    """Mean over the samples' seconds of rate / best rate; 1: always the best batch. None without a profile of
+    any of the run's applications."""
     total_s = best_s = 0.0
     best: dict[tuple[str, Placement, float], float] = {}
     columns = ("job_id", "placement", "progress", "atomic_batch", "accumulation", "window_s", "steps")

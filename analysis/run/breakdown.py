@@ -15,13 +15,13 @@ class Breakdown(Struct, frozen=True):
     queue_s: float
     """From its submission to the first decision that gave it slots."""
     wait_s: float
-    """Each time it gets slots after it had none: until the start of the replicas that make its next step. It mostly
-    waits for other jobs to leave these slots; the time that orders travel is included."""
+    """Each time it gets slots after it had none: until the start of the replicas that make its next step. It
+    mostly waits for other jobs to leave these slots; the time that orders travel is included."""
     start_s: float
     """From the start of its first replicas to their first step."""
     training_s: float
-    """The rest: steps and evaluations. After a failure it includes the time until the replicas were restarted, since
-    no event says when the former ones made their last step."""
+    """The rest: steps and evaluations. After a failure it includes the time until the replicas were
+    restarted, since no event says when the former ones made their last step."""
     rescale_s: float
     """Without a training step, at later changes of its replicas."""
     preempted_s: float
@@ -58,8 +58,8 @@ def breakdown(job: JobHistory) -> Breakdown | None:
 
 
 def _waiting_s(job: JobHistory, trained_s: float) -> float:
-    """Seconds with slots, but without replicas in them: `seconds_lost` of a group without survivors begins with the
-    start of its replicas."""
+    """Seconds with slots, but without replicas in them: `seconds_lost` of a group without survivors begins
+    with the start of its replicas."""
     first_steps = job.generations.select(
         "time_s", started_s=pl.col("time_s") - pl.col("seconds_lost") - pl.col("first_step_s")
     ).rows()

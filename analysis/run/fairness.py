@@ -43,8 +43,8 @@ def fairness(rhos: Sequence[float | None]) -> Fairness:
 def finish_time_fairness(run: RunHistory, isolated: IsolatedTime | None = None) -> list[float | None]:
     """rho = JCT / JCT_isolated of every job, in order of submission (Themis' finish-time fairness).
 
-    Isolated: alone from its submission on, on slots / (mean number of active jobs in its life). `isolated` gives
-    the time that this takes; without it, the models in the run's own log do (`isolated_jct_s`).
+    Isolated: alone from its submission on, on slots / (mean number of active jobs in its life). `isolated`
+    gives the time that this takes; without it, the models in the run's own log do (`isolated_jct_s`).
     """
     jobs = list(run.jobs.values())
     begins = np.array([job.submitted_s for job in jobs])
@@ -67,11 +67,11 @@ def finish_time_fairness(run: RunHistory, isolated: IsolatedTime | None = None) 
 def isolated_jct_s(job: JobHistory, share: float, node_slots: int) -> float | None:
     """Seconds to completion of a completed job, alone on `share` slots of nodes with `node_slots` each.
 
-    The training is integrated over the job's own progress: each part of it with the gradient statistics that the
-    job showed there, the last throughput model fitted to it, and the batch of the largest goodput. Between two
-    whole numbers of replicas the time is interpolated; below one slot it is the time of one slot / share. Its first
-    start and its verification are added as they were: it would need them alone as well. None without model,
-    statistics or share.
+    The training is integrated over the job's own progress: each part of it with the gradient statistics that
+    the job showed there, the last throughput model fitted to it, and the batch of the largest goodput.
+    Between two whole numbers of replicas the time is interpolated; below one slot it is the time of one slot
+    / share. Its first start and its verification are added as they were: it would need them alone as well.
+    None without model, statistics or share.
     """
     if not job.completed or job.models.is_empty() or job.ended_s is None or not share > 0 or node_slots < 1:
         return None
@@ -109,8 +109,8 @@ def isolated_jct_s(job: JobHistory, share: float, node_slots: int) -> float | No
 def statistics_by_progress(
     job: JobHistory,
 ) -> tuple[npt.NDArray[np.float64], list[tuple[float, float]]]:
-    """The trusted gradient statistics (sqr, var) of the samples, sorted by progress: where, and which. Without any,
-    those of the last fit."""
+    """The trusted gradient statistics (sqr, var) of the samples, sorted by progress: where, and which.
+    Without any, those of the last fit."""
     trusted = job.samples["trusted"].fill_null(False).to_numpy()
     if not trusted.any():
         last = job.models.row(-1, named=True)

@@ -1,7 +1,7 @@
 """The measures of a run. Pure. A measure that a log cannot give is None, never 0.
 
-Slots and queueing follow the scheduler's decisions on its own clock, so that a live log and a simulated one are
-measured alike; training follows the samples of rank 0.
+Slots and queueing follow the scheduler's decisions on its own clock, so that a live log and a simulated one
+are measured alike; training follows the samples of rank 0.
 """
 
 import math
@@ -260,9 +260,9 @@ def slot_utilisation(run: RunHistory) -> float | None:
 def modelled_over_realised(run: RunHistory) -> float | None:
     """Useful examples predicted by the model in force / useful examples realised, in the same seconds.
 
-    Over each two neighbouring samples of one generation: realised is M0 x the difference of progress, predicted
-    is the goodput of the newest fit before them (parameters and gradient statistics), at their configuration, x
-    the seconds between.
+    Over each two neighbouring samples of one generation: realised is M0 x the difference of progress,
+    predicted is the goodput of the newest fit before them (parameters and gradient statistics), at their
+    configuration, x the seconds between.
     """
     samples, initial = _samples(run)
     fit = _newest_fits(run, samples)

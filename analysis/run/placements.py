@@ -6,8 +6,8 @@ from analysis.log.history import RunHistory
 
 
 def placed_samples(run: RunHistory) -> pl.DataFrame:
-    """The samples of submitted jobs with `application` and `placement`: the replicas on each node of the group,
-    most first. Samples of a group that the log does not describe are left out.
+    """The samples of submitted jobs with `application` and `placement`: the replicas on each node of the
+    group, most first. Samples of a group that the log does not describe are left out.
 
     A change of the batch alone has a generation of its own and keeps the group of the one before.
     """

@@ -52,8 +52,8 @@ def step_times(run: RunHistory) -> tuple[StepTime, ...]:
 def step_factors(
     steps: Iterable[StepTime], profiles: Mapping[str, MeasuredProfile]
 ) -> tuple[tuple[str, float], ...]:
-    """(application, seconds that its steps took / seconds that as many steps take by its profile): how much slower
-    the machine was than on the day of the profiles. Applications without a profile are left out."""
+    """(application, seconds that its steps took / seconds that as many steps take by its profile): how much
+    slower the machine was than on the day of the profiles. Applications without a profile are left out."""
     seconds = sorted(_seconds(steps, profiles).items())
     return tuple((name, real_s / measured_s) for name, (real_s, measured_s) in seconds)
 
@@ -68,8 +68,8 @@ def step_factor(steps: Iterable[StepTime], profiles: Mapping[str, MeasuredProfil
 def _seconds(
     steps: Iterable[StepTime], profiles: Mapping[str, MeasuredProfile]
 ) -> dict[str, tuple[float, float]]:
-    """By application: (seconds of its steps, seconds of as many steps by its profile), over the configurations that
-    the profile has."""
+    """By application: (seconds of its steps, seconds of as many steps by its profile), over the
+    configurations that the profile has."""
     sums: dict[str, tuple[float, float]] = defaultdict(lambda: (0.0, 0.0))
     for step in steps:
         if measured := profiles.get(step.application):

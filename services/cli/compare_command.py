@@ -49,7 +49,7 @@ def compare(
     Exit 1 when a run was left out or has no partner."""
     from analysis.report.comparison_report import make_report, to_json, write
     from analysis.report.comparison_tables import show, to_markdown
-    from analysis.summarize import stdout_console
+    from analysis.report.run_report import stdout_console
     from common.lifecycle import UserError
     from services.simulator.isolated_model import calibrated, source
 

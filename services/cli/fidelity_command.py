@@ -70,7 +70,9 @@ def fidelity(
     one_thread_each()
     from analysis.compare.experiment_runs import gather
     from analysis.fidelity.fidelity import compare_folders, encoded
-    from analysis.log.history import NoRuns, read_log, replay
+    from analysis.log.find_logs import NoRuns
+    from analysis.log.frames import read
+    from analysis.log.history import history
     from analysis.report.fidelity_report import draw, markdown
     from analysis.run.step_times import step_factors, step_times
     from common.config import load_config
@@ -95,7 +97,7 @@ def fidelity(
     def factors(run: Path) -> tuple[tuple[str, float], ...]:
         if not own_steps:
             return ()
-        return step_factors(step_times(replay(read_log(run / EVENTS_FILE).records).run), of_profiles)
+        return step_factors(step_times(history(read(run / EVENTS_FILE))), of_profiles)
 
     try:
         runs = gather(place).runs

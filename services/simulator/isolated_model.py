@@ -7,12 +7,11 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from analysis.log.history import JobHistory, Replay, RunHistory
+from analysis.log.history import JobHistory, RunHistory
 from analysis.run.fairness import IsolatedTime
 from analysis.run.step_times import step_factor, step_times
 from common.config import load_config
 from common.lifecycle import UserError
-from common.protocol import AgentJoined
 from common.types import Node
 from services.simulator.isolated_times import IsolatedTimes
 from services.simulator.worlds.calibrated import CalibratedWorld
@@ -32,14 +31,14 @@ class IsolatedModel:
         self.profiles, self._slot_speed = profiles, slot_speed
         self._models: dict[tuple[tuple[Node, ...], float], IsolatedTimes] = {}
 
-    def __call__(self, replayed: Replay) -> IsolatedTime | None:
+    def __call__(self, run: RunHistory) -> IsolatedTime | None:
         """None of a run without nodes. Raises Unprofiled."""
-        for job in replayed.run.jobs.values():
+        for job in run.jobs.values():
             if job.spec.application not in self.profiles:
                 raise Unprofiled(
                     f"{job.spec.application}: no profile of it; there are {', '.join(self.profiles)}"
                 )
-        started, nodes = replayed.run.started, _nodes(replayed)
+        started, nodes = run.started, _nodes(run)
         for node in nodes:
             if node.slot_speed != self._slot_speed:
                 raise Unprofiled(
@@ -65,11 +64,11 @@ class IsolatedModel:
         return step_factor(step_times(run), self.profiles)
 
 
-def _nodes(replayed: Replay) -> tuple[Node, ...]:
-    """Everybody who ever joined, by name; where its store listens does not matter to a job alone."""
-    joined = (line.event.node for line in replayed.lines if isinstance(line.event, AgentJoined))
-    named = {node.name: Node(name=node.name, slots=node.slots, slot_speed=node.slot_speed) for node in joined}
-    return tuple(named[name] for name in sorted(named))
+def _nodes(run: RunHistory) -> tuple[Node, ...]:
+    """Every node that ever joined, by name; where its store listens does not matter to a job alone."""
+    return tuple(
+        Node(name=node.name, slots=node.slots, slot_speed=node.slot_speed) for node in run.nodes
+    )
 
 
 def calibrated(folder: Path | None) -> IsolatedModel:

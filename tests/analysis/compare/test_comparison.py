@@ -1,12 +1,12 @@
 import math
-from pathlib import Path
 
 import pytest
 from msgspec import structs
 
 from analysis.compare.comparison import MEASURES, Comparison, as_json, compare, verdicts
 from analysis.compare.pairing import ComparedRun, LeftOut
-from analysis.log.history import Replay, RunLog
+from analysis.log.frames import from_records
+from analysis.log.history import RunHistory
 from analysis.run.fairness import IsolatedTime
 from analysis.summarize import summarize
 from tests.fixtures.logs import written
@@ -15,7 +15,7 @@ from tests.fixtures.runs import happenings
 JCT, UNFAIR = MEASURES[0], MEASURES[6]
 
 
-def alone_in_20s(_: Replay) -> IsolatedTime:
+def alone_in_20s(_: RunHistory) -> IsolatedTime:
     return lambda job, share: 20.0
 
 
@@ -24,7 +24,7 @@ def run(
 ) -> ComparedRun:
     name = f"{of}-{policy}-{seed}"
     records = written(happenings(of, policy, seed, jcts_s, rescales, application), name)
-    _, summary = summarize(RunLog(Path(name), records), alone_in_20s)
+    _, summary = summarize(from_records(records), alone_in_20s)
     assert summary.audit.ok, summary.audit.findings
     return ComparedRun(name=name, set=of, policy=policy, seed=seed, summary=summary)
 
@@ -242,7 +242,7 @@ def test_a_second_run_of_the_same_is_left_out() -> None:
 
 def test_a_measure_that_cannot_be_had_shrinks_its_pairs_openly() -> None:
     records = written(happenings("tail", "fixed", 2, [10]), "tail-fixed-2")
-    _, summary = summarize(RunLog(Path("tail-fixed-2"), records))  # no model, no rho
+    _, summary = summarize(from_records(records))  # no model, no rho
     without = ComparedRun(name="tail-fixed-2", set="tail", policy="fixed", seed=2, summary=summary)
     runs = [run("tail", "fixed", 1, 10), without, run("tail", "pollux", 1, 5), run("tail", "pollux", 2, 5)]
     contrast = compare(runs).shown()[0]

@@ -383,7 +383,7 @@ def test_a_job_that_ran_longer_than_it_took_is_found():
 
 def test_a_rule_that_finds_very_much_is_cut_short():
     told = add(good_run(), "scheduler", 125.0, *[saved(f"ghost{n}", 0.0) for n in range(100)])
-    findings = audit(replay(written(told))).findings
+    findings = audit(history_of(told)).findings
     assert len(findings) == MAX_FINDINGS_A_RULE + 1
     assert "80 more" in findings[-1]
 

@@ -85,7 +85,7 @@ def test_late_lines_of_a_source_fall_into_their_place():
 
 
 def test_a_jobs_slots_follow_decisions_while_it_starts_or_runs():
-    run = replay(written(good_run())).run
+    run = history_of(good_run())
     assert run.jobs["a"].slots == [(112.0, 1), (116.0, 2), (122.0, 0)]
     assert run.jobs["a"].verifier == [(122.0, 1), (124.0, 0)]
     assert run.jobs["b"].slots == [(116.0, 1), (126.0, 0)]
@@ -98,16 +98,16 @@ def test_a_preempted_job_holds_no_slots():
     happenings = swap(
         happenings, changed("b", "running", "cancelled"), changed("b", "preempting", "cancelled")
     )
-    assert replay(written(happenings)).run.jobs["b"].slots == [(116.0, 1), (123.0, 0)]
+    assert history_of(happenings).jobs["b"].slots == [(116.0, 1), (123.0, 0)]
 
 
 def test_ends_and_reasons_are_known():
-    run = replay(written(good_run())).run
+    run = history_of(good_run())
     assert (run.jobs["a"].end, run.jobs["a"].ended_s) == (JobState.COMPLETED, 124.0)
     assert (run.jobs["b"].end, run.jobs["b"].ended_s) == (JobState.CANCELLED, 126.0)
     cancelled = good_run()[-3].event
     failed = JobFailed(job_id="b", reason="loss is nan")
-    run = replay(written(swap(good_run(), cancelled, failed))).run
+    run = history_of(swap(good_run(), cancelled, failed))
     assert (run.jobs["b"].end, run.jobs["b"].reason) == (JobState.FAILED, "loss is nan")
 
 
@@ -115,21 +115,21 @@ def test_samples_are_ordered_by_generation_whatever_the_clocks_say():
     happenings = good_run()
     first = only(happenings, TrainingSample, "a", 0)
     late = add(without(happenings, first), "agent-n1", 125.0, first)
-    samples = replay(written(late)).run.jobs["a"].samples
+    samples = history_of(late).jobs["a"].samples
     assert [sample.progress for _, sample in samples] == [20.0, 50.0, 80.0]
 
 
 def test_capacity_follows_nodes_that_come_and_go():
     left = AgentLeft(node="n1", incarnation="i1", reason="it fell silent")
-    run = replay(written(add(good_run(), "scheduler", 125.0, left))).run
+    run = history_of(add(good_run(), "scheduler", 125.0, left))
     assert run.capacity == [(100.0, 2), (100.0, 4), (125.0, 2)]
     assert run.largest_node == 2
 
 
 def test_a_run_that_was_taken_up_again_has_not_ended():
     again = RunStarted(policy="pollux", workload="", seed=0, round_s=2.0, version="0")
-    assert replay(written(good_run())).run.ended
-    assert not replay(written(add(good_run(), "scheduler", 130.0, again))).run.ended
+    assert history_of(good_run()).ended
+    assert not history_of(add(good_run(), "scheduler", 130.0, again)).ended
 
 
 def test_nothing_at_all_rebuilds_to_nothing():

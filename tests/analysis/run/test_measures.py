@@ -5,7 +5,7 @@ import pytest
 from msgspec.structs import replace
 
 from analysis.log.audit import audit
-from analysis.log.history import JobHistory, integral, replay
+from analysis.log.history import JobHistory, integral
 from analysis.run.fairness import PIECES, fairness, finish_time_fairness, isolated_jct_s
 from analysis.run.measures import modelled_over_realised, summary
 from common.protocol import (
@@ -35,7 +35,6 @@ from tests.fixtures.logs import (
     spec,
     swap,
     without,
-    written,
 )
 
 FIELDS = {
@@ -76,7 +75,7 @@ B_ENDS = (only(good_run(), JobCancelled, "b"), changed("b", "running", "cancelle
 
 
 def summed_up(happenings):
-    log = replay(written(happenings))
+    log = history_of(happenings)
     return summary(RUN_ID, log.run, audit(log))
 
 
@@ -222,7 +221,7 @@ def test_the_newest_fit_is_the_one_in_force():
 
 
 def test_no_window_over_a_rescale_is_compared():
-    jobs = list(replay(written(good_run())).run.jobs.values())
+    jobs = list(history_of(good_run()).jobs.values())
     jobs[0].fits = [(0.0, FITTED)]
     first = modelled_over_realised(jobs)
     assert first == pytest.approx(240 / 480)  # 115 to 119 is left out
@@ -314,7 +313,7 @@ def test_without_model_or_completion_there_is_no_isolated_time(lacking):
 
 def test_rho_compares_with_the_share_that_was_a_jobs_due():
     """a lives 14 s, b 12 s of them: 26 / 14 active jobs, so a share of 4 x 14 / 26 slots."""
-    run = replay(written(good_run())).run
+    run = history_of(good_run())
     isolated = isolated_jct_s(run.jobs["a"], 4 * 14 / 26, node_slots=2)
     assert finish_time_fairness(run) == [pytest.approx(14 / isolated), None]
     assert summed_up(good_run()).per_job[0].rho == pytest.approx(14 / isolated)

@@ -8,7 +8,8 @@ import pytest
 
 from analysis.compare.experiment_runs import gather
 from analysis.compare.pairing import LeftOut
-from analysis.log.history import NoRuns, Replay
+from analysis.log.find_logs import NoRuns
+from analysis.log.history import RunHistory
 from analysis.run.fairness import IsolatedTime
 from tests.fixtures.command import run_command
 from tests.fixtures.logs import RUN_ID, good_run, save, written
@@ -16,7 +17,7 @@ from tests.fixtures.profiles import write_profiles
 from tests.fixtures.runs import put
 
 
-def alone_in_20s(_: Replay) -> IsolatedTime:
+def alone_in_20s(_: RunHistory) -> IsolatedTime:
     return lambda job, share: 20.0
 
 
