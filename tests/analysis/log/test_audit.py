@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from analysis.log.audit import MAX_FINDINGS_A_RULE, RULES, audit, count_gaps
-from analysis.log.history import replay
+from analysis.log.frames import from_records, read
+from analysis.log.history import history
 from common.protocol import (
     AgentJoined,
     AgentLeft,
@@ -39,9 +40,11 @@ from tests.fixtures.logs import (
     evaluated,
     exited,
     good_run,
+    history_of,
     joined,
     only,
     sample,
+    save,
     saved,
     scheduler_tells,
     spec,
@@ -55,8 +58,8 @@ from tests.fixtures.logs import (
 
 def broken(records) -> dict[str, list[str]]:
     """Findings by rule."""
-    log = replay(records)
-    found = {rule.__name__: list(rule(log)) for rule in RULES}
+    run = history(from_records(records))
+    found = {rule.__name__: list(rule(run)) for rule in RULES}
     return {name: findings for name, findings in found.items() if findings}
 
 
@@ -84,7 +87,7 @@ B_CANCELLED = only(good_run(), JobCancelled, "b")
 
 def test_a_good_run_is_clean():
     records = written(good_run())
-    verdict = audit(replay(records))
+    verdict = audit(history(from_records(records)))
     assert verdict.findings == ()
     assert verdict.ok
     assert (verdict.events, verdict.gaps) == (len(records), 0)
@@ -96,10 +99,22 @@ def test_a_simulated_run_with_one_source_is_clean():
     assert broken(written(told)) == {}
 
 
-def test_a_log_of_nothing_is_clean_but_for_what_its_reader_says():
-    assert audit(replay([])).ok
-    verdict = audit(replay([]), "events.jsonl:1: empty")
-    assert (verdict.ok, verdict.findings) == (False, ("events.jsonl:1: empty",))
+def test_bad_lines_are_findings_and_so_are_the_events_that_they_took_away(tmp_path):
+    path = save(written(good_run()), tmp_path)
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([*lines[:4], b"not JSON\n", *lines[5:], b"{}\n"]))
+    verdict = audit(history(read(path)))
+    assert (verdict.ok, verdict.events, verdict.gaps) == (False, 37, 1)
+    first, second, *others = verdict.findings
+    assert first.startswith(f"{path}:5: not JSON")
+    assert second == f"{path}:39: not an event of coadapt"
+    assert "scheduler (i1): event 5 is missing" in others
+
+
+def test_a_log_without_events_has_no_other_finding_than_that(tmp_path):
+    (tmp_path / "events.jsonl").write_bytes(b"")
+    verdict = audit(history(read(tmp_path)))
+    assert (verdict.ok, verdict.findings) == (False, (f"{tmp_path}/events.jsonl:1: empty: no event in it",))
 
 
 def test_a_stranger_among_the_lines_is_found():
@@ -112,7 +127,7 @@ def test_missing_events_are_found_and_counted():
     full = written(good_run())
     gone = [r for r in full if r.event not in (A_SAVED, only(good_run(), Evaluated, "a", 1))]
     assert_breaks(gone, "complete_sequences", "agent-n0 (i1): events 11 to 12 are missing")
-    assert audit(replay(gone)).gaps == 2
+    assert audit(history(from_records(gone))).gaps == 2
 
 
 def test_an_event_number_below_one_is_found():
@@ -125,7 +140,7 @@ def test_dropped_events_are_found_and_counted_where_nothing_came_after():
     lost = EventsDropped(source="agent-n1", incarnation="i1", first_seq=3, last_seq=5)
     records = written(add(good_run(), "logger", 128.0, lost))
     assert_breaks(records, "complete_sequences", "agent-n1 (i1): events 3 to 5 were dropped", "logger #1")
-    assert count_gaps(replay(records)) == 3
+    assert count_gaps(history(from_records(records))) == 3
 
 
 def test_dropped_events_are_counted_once_where_the_gap_shows_too():
@@ -133,7 +148,7 @@ def test_dropped_events_are_counted_once_where_the_gap_shows_too():
     lost = EventsDropped(source="agent-n1", incarnation="i1", first_seq=1, last_seq=1)
     records = written(add(good_run(), "logger", 128.0, lost))
     first = next(record for record in records if record.source == "agent-n1")
-    assert count_gaps(replay([record for record in records if record is not first])) == 1
+    assert count_gaps(history(from_records(record for record in records if record is not first))) == 1
 
 
 def test_an_event_that_stands_twice_is_found():
@@ -185,8 +200,8 @@ def test_a_node_that_never_joined_is_found():
     assert_breaks(written(extra), "nodes_within_capacity", "node n7: runs n7-1 but never joined")
 
 
-def test_an_agent_that_was_started_anew_begins_with_no_replicas():
-    """The exits of the killed agent's replicas were told by nobody."""
+def test_an_agent_that_was_restarted_begins_with_no_replicas():
+    """No event reports the exits of the killed agent's replicas."""
     told = without(good_run(), only(good_run(), ReplicaExited, "a", 1))
     told = add(told, "scheduler", 123.0, AgentJoined(node=joined("n1").node, incarnation="i2"))
     records = written(told)
@@ -321,13 +336,13 @@ def test_a_completion_without_verdict_is_found():
         written(without(good_run(), A_VERIFIED)),
         "completions_verified",
         "job a",
-        "no verifier had said anything",
+        "before any verifier had reported",
     )
 
 
 def test_a_verdict_after_the_completion_is_too_late():
     told = add(without(good_run(), A_VERIFIED), "agent-n0", 126.7, A_VERIFIED)
-    assert_breaks(written(told), "completions_verified", "no verifier had said anything")
+    assert_breaks(written(told), "completions_verified", "before any verifier had reported")
 
 
 def test_a_refuted_completion_is_found():

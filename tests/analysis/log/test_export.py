@@ -49,7 +49,7 @@ def test_an_existing_file_is_not_replaced_and_nothing_is_written(
     out = tmp_path / "out"
     out.mkdir()
     (out / f"models.{to}").write_text("mine")
-    with pytest.raises(UserError, match=f"models.{to} exists"):
+    with pytest.raises(UserError, match=rf"models\.{to} exists"):
         export(run_dir, to, out)
     assert [path.name for path in out.iterdir()] == [f"models.{to}"]
     assert (out / f"models.{to}").read_text() == "mine"

@@ -5,8 +5,6 @@ import pytest
 from msgspec.structs import replace
 
 from analysis.log.audit import audit
-from analysis.log.history import JobHistory, integral
-from analysis.run.fairness import PIECES, fairness, finish_time_fairness, isolated_jct_s
 from analysis.run.measures import modelled_over_realised, summary
 from common.protocol import (
     AgentLeft,
@@ -14,23 +12,21 @@ from common.protocol import (
     JobCancelled,
     JobCompleted,
     JobSubmitted,
-    ModelFitted,
     RunEnded,
     TrainingSample,
 )
-from common.types import GradientStatistics, JobState
 from tests.fixtures.logs import (
     BATCH_16,
+    FITTED,
     N0,
     PARAMETERS,
     RUN_ID,
-    STATISTICS,
     add,
     changed,
     generation,
     good_run,
+    history_of,
     only,
-    sample,
     scheduler_tells,
     spec,
     swap,
@@ -68,15 +64,12 @@ JOB_FIELDS = [
     "verified",
     "rho",
 ]
-FITTED = ModelFitted(
-    job_id="a", parameters=PARAMETERS, statistics=STATISTICS, error=0.01, points=2, fit_s=0.005
-)
 B_ENDS = (only(good_run(), JobCancelled, "b"), changed("b", "running", "cancelled"))
 
 
 def summed_up(happenings):
-    log = history_of(happenings)
-    return summary(RUN_ID, log.run, audit(log))
+    run = history_of(happenings)
+    return summary(run, audit(run))
 
 
 def test_the_fields_are_those_of_the_specification():
@@ -205,11 +198,11 @@ def test_an_empty_run_is_all_null():
 
 def test_modelled_over_realised_compares_the_same_seconds():
     # From 119 to 121 at 2 x 16 across nodes: a step is 0.16 + 0.04 s, 160 examples/s at efficiency 0.75,
-    # so 240 useful examples were foretold, and 16 x (80 - 50) came.
+    # so 240 useful examples were predicted, and 16 x (80 - 50) realised.
     assert summed_up(good_run()).goodput.modelled_over_realised == pytest.approx(240 / 480)
 
 
-def test_a_fit_foretells_nothing_that_was_before_it():
+def test_a_fit_predicts_nothing_before_it():
     told = add(without(good_run(), FITTED), "collector", 119.5, FITTED)
     assert summed_up(told).goodput.modelled_over_realised is None
 
@@ -221,117 +214,5 @@ def test_the_newest_fit_is_the_one_in_force():
 
 
 def test_no_window_over_a_rescale_is_compared():
-    jobs = list(history_of(good_run()).jobs.values())
-    jobs[0].fits = [(0.0, FITTED)]
-    first = modelled_over_realised(jobs)
-    assert first == pytest.approx(240 / 480)  # 115 to 119 is left out
-
-
-# --------------------------------------------------------------------------- fairness
-
-
-def history(**fields: object) -> JobHistory:
-    """A completed job of 100 steps at M0 = 16, its largest batch as well: one choice of batch only.
-
-    One replica takes 0.16 s a step, two of one node 0.08 + 0.02, four of two nodes 0.04 + 0.04.
-    """
-    job = JobHistory(
-        spec("a", max_batch_size=16),
-        submitted_s=0.0,
-        ended_s=40.0,
-        end=JobState.COMPLETED,
-        completed=JobCompleted(job_id="a", verified=True, metric=0.96, progress=100.0),
-        fits=[(5.0, FITTED)],
-        samples=[(9.0, sample("a", 1, 1.0, total_steps=9, total_examples=9, progress=50.0))],
-    )
-    for name, value in fields.items():
-        setattr(job, name, value)
-    return job
-
-
-@pytest.mark.parametrize(
-    ("share", "seconds"),
-    [
-        (1.0, 16.0),
-        (0.5, 32.0),  # one slot's time / share
-        (2.0, 10.0),
-        (1.5, 13.0),  # between 16 and 10
-        (4.0, 8.0),  # two nodes
-        (9.0, 8.0),  # more than it can use
-    ],
-)
-def test_isolated_time_of_a_share(share, seconds):
-    assert isolated_jct_s(history(), share, node_slots=2) == pytest.approx(seconds)
-
-
-def test_a_node_that_holds_all_replicas_needs_no_network():
-    assert isolated_jct_s(history(), 4.0, node_slots=4) == pytest.approx(100 * 0.06)
-
-
-def test_start_and_verification_are_spent_alone_as_well():
-    job = history(generations=[(112.0, generation("a", 1, (N0,), seconds_lost=1.5))], verifying_s=37.0)
-    assert isolated_jct_s(job, 0.5, node_slots=2) == pytest.approx(32 + 1.5 + 3.0)
-
-
-def test_isolated_time_follows_the_statistics_along_the_progress():
-    """Without noise at first, a larger batch gains nothing; with nothing but noise later, it gains all.
-
-    Half of the progress at 0.16 s a step of M0; then a batch of 8 x M0, 128 examples in 2 x 64 (a single
-    replica above M0 accumulates), takes 1.28 s and is worth 8 steps: also 0.16 s. With alpha_c = 0.04 the
-    second half is worth taking apart: 0.20 s a step at first, then 2 x (0.04 + 0.64) / 8 = 0.17.
-    """
-    clean, noisy = GradientStatistics(sqr=1.0, var=0.0), GradientStatistics(sqr=0.0, var=1.0)
-    job = history(
-        spec=spec("a", max_batch_size=128),
-        fits=[(5.0, replace(FITTED, parameters=replace(PARAMETERS, alpha_c=0.04)))],
-        samples=[
-            (1.0, sample("a", 1, 1.0, total_steps=1, total_examples=16, progress=1.0, statistics=clean)),
-            (2.0, sample("a", 1, 1.0, total_steps=50, total_examples=800, progress=50.0, statistics=noisy)),
-        ],
-    )
-    assert PIECES % 2 == 0
-    assert isolated_jct_s(job, 1.0, node_slots=2) == pytest.approx(50 * 0.20 + 50 * 0.17)
-
-
-def test_untrusted_statistics_are_passed_over_for_those_of_the_fit():
-    wild = GradientStatistics(sqr=0.0, var=1e9, trusted=False)
-    samples = [(9.0, sample("a", 1, 1.0, total_steps=9, total_examples=9, progress=50.0, statistics=wild))]
-    assert isolated_jct_s(history(samples=samples), 1.0, node_slots=2) == pytest.approx(16.0)
-
-
-@pytest.mark.parametrize(
-    "lacking",
-    [
-        {"fits": []},
-        {"completed": None},
-        {"samples": [], "fits": [(5.0, replace(FITTED, statistics=None))]},
-    ],
-)
-def test_without_model_or_completion_there_is_no_isolated_time(lacking):
-    assert isolated_jct_s(history(**lacking), 1.0, node_slots=2) is None
-
-
-def test_rho_compares_with_the_share_that_was_a_jobs_due():
-    """a lives 14 s, b 12 s of them: 26 / 14 active jobs, so a share of 4 x 14 / 26 slots."""
-    run = history_of(good_run())
-    isolated = isolated_jct_s(run.jobs["a"], 4 * 14 / 26, node_slots=2)
-    assert finish_time_fairness(run) == [pytest.approx(14 / isolated), None]
-    assert summed_up(good_run()).per_job[0].rho == pytest.approx(14 / isolated)
-
-
-def test_fairness_figures():
-    figures = fairness([0.5, None, 2.0])
-    assert (figures.worst_rho, figures.mean_rho, figures.unfair_fraction) == (2.0, 1.25, 0.5)
-    assert figures.jain == pytest.approx((2 + 0.5) ** 2 / (2 * (4 + 0.25)))
-    assert fairness([0.8, 0.8]).jain == pytest.approx(1.0)
-
-
-# --------------------------------------------------------------------------- arithmetic
-
-
-def test_an_integral_of_steps_is_what_a_sum_of_rectangles_gives():
-    steps = [(2.0, 3), (4.0, 0), (5.0, 1)]
-    assert integral(steps, 0.0, 10.0) == 2 * 3 + 5 * 1
-    assert integral(steps, 3.0, 5.5) == 1 * 3 + 0.5 * 1
-    assert integral(steps, 0.0, 2.0) == 0.0
-    assert integral([], 0.0, 2.0) == 0.0
+    run = history_of(add(without(good_run(), FITTED), "collector", 0.0, FITTED))
+    assert modelled_over_realised(run) == pytest.approx(240 / 480)  # 115 to 119 is left out
