@@ -7,7 +7,7 @@ from typing import Literal, get_args
 import msgspec
 import polars as pl
 
-from analysis.log.frames import Frames, read
+from analysis.log.frames import read
 from common.codec import printable
 from common.eventlog import EVENTS_FILE
 from common.lifecycle import UserError
@@ -19,9 +19,9 @@ FORMATS: tuple[str, ...] = get_args(Format)
 def export(run_path: Path, to: str, out: Path) -> list[Path]:
     """Write every frame of a run to the folder `out`; returns the paths of the files.
 
-    `to` is one of `FORMATS`. In csv, lists are JSON text. Existing files are never replaced, and no file is written
-    when one of them exists. Raises UserError for an unknown format, a run without a log that can be read, and
-    a folder that cannot be written.
+    `to` is one of `FORMATS`. In csv, lists are JSON text. Existing files are never replaced, and no file is
+    written when one of them exists. Raises UserError for an unknown format, a run without a log that can be
+    read, and a folder that cannot be written.
     """
     if to not in FORMATS:
         raise UserError(f"--to {printable(to)}: unknown format; allowed: {' or '.join(FORMATS)}")

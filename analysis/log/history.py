@@ -55,19 +55,24 @@ class JobHistory:
 
     @cached_property
     def samples(self) -> pl.DataFrame:
-        return self.frames.samples[self.rows["samples"]]
+        return self._of_job("samples")
 
     @cached_property
     def generations(self) -> pl.DataFrame:
-        return self.frames.generations[self.rows["generations"]]
+        return self._of_job("generations")
 
     @cached_property
     def evaluations(self) -> pl.DataFrame:
-        return self.frames.evaluations[self.rows["evaluations"]]
+        return self._of_job("evaluations")
 
     @cached_property
     def models(self) -> pl.DataFrame:
-        return self.frames.models[self.rows["models"]]
+        return self._of_job("models")
+
+    def _of_job(self, name: str) -> pl.DataFrame:
+        rows = self.rows[name]
+        frame: pl.DataFrame = getattr(self.frames, name)
+        return frame.slice(rows.start, rows.stop - rows.start)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,25 +12,37 @@ from analysis.run.measures import JobSummary, RunSummary
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
 MAX_REASON_CHARS = 200
 PLAIN_WIDTH = 10_000
 """Characters that a line may have when stdout is not a terminal: nothing is wrapped or cut."""
+TEXT_COLUMNS = ("job", "application", "end")
+COLUMNS = (
+    "job",
+    "application",
+    "JCT s",
+    "queue s",
+    "replicas",
+    "batch",
+    "rescales",
+    "metric",
+    "target",
+    "rho",
+    "end",
+)
 
 
 def show(console: "Console", path: Path, run: RunHistory, result: RunSummary) -> None:
     """Print one run. Text from the log is never read as markup."""
-    from rich.table import Table
     from rich.text import Text
 
     console.print(Text(plain(f"run {result.run_id}"), style="bold"), Text(plain(f"({path})"), style="dim"))
-    if result.audit.events:
-        figures = Table.grid(padding=(0, 2))
-        for name, value in _figures(run, result):
-            figures.add_row(Text(f"  {name}", style="dim"), Text(plain(value)))
-        console.print(figures)
     verdict = result.audit
+    if verdict.events:
+        measures = list(_measures(run, result))
+        width = max(len(name) for name, _ in measures)
+        for name, value in measures:
+            console.print(Text(f"  {name:<{width}}  ", style="dim") + Text(plain(value), style="not dim"))
     counted = f"{verdict.events} events, {verdict.gaps} missing"
     if verdict.ok:
         console.print(Text(f"  audit: clean ({counted})", style="green"))
@@ -39,11 +51,58 @@ def show(console: "Console", path: Path, run: RunHistory, result: RunSummary) ->
         for finding in verdict.findings:
             console.print(Text(f"    - {plain(finding)}"))
     if result.per_job:
-        console.print(_job_table(console, run, result))
+        rows = []
+        for job in result.per_job:
+            stopped = run.ended and job.id in run.active_at_end
+            rows.append([plain(cell) for cell in _job_row(job, run.jobs[job.id], stopped)])
+        _print_table(console, rows)
     console.print()
 
 
-def _figures(run: RunHistory, result: RunSummary) -> Iterator[tuple[str, str]]:
+def stdout_console() -> "Console":
+    """A console on stdout that never reads text as markup."""
+    from rich.console import Console
+
+    terminal = sys.stdout.isatty()
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # names in a log may not fit stdout's encoding
+    return Console(
+        file=sys.stdout,
+        force_terminal=terminal,
+        color_system="auto" if terminal else None,
+        width=None if terminal else PLAIN_WIDTH,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+
+
+def _print_table(console: "Console", rows: Sequence[Sequence[str]]) -> None:
+    """Without a terminal a table is padded text: rich takes a millisecond for each row."""
+    from rich import box
+    from rich.table import Table
+    from rich.text import Text
+
+    if not console.is_terminal:
+        widths = [max(map(len, cells)) for cells in zip(COLUMNS, *rows, strict=True)]
+        for row in (COLUMNS, *rows):
+            cells = [
+                cell.ljust(width) if name in TEXT_COLUMNS else cell.rjust(width)
+                for name, cell, width in zip(COLUMNS, row, widths, strict=True)
+            ]
+            console.out(" " + "  ".join(cells).rstrip())
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=True, padding=(0, 1))
+    for name in COLUMNS:
+        number = name not in TEXT_COLUMNS
+        table.add_column(name, overflow="fold", justify="right" if number else "left", no_wrap=number)
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console.print(table)
+
+
+def _measures(run: RunHistory, result: RunSummary) -> Iterator[tuple[str, str]]:
+    """(name, value) of each line."""
     jobs, jct, fair = result.jobs, result.jct_s, result.fairness
     yield (
         "run",
@@ -76,23 +135,6 @@ def _figures(run: RunHistory, result: RunSummary) -> Iterator[tuple[str, str]]:
     )
 
 
-def _job_table(console: "Console", run: RunHistory, result: RunSummary) -> "Table":
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=True, padding=(0, 1))
-    for column in ("job", "application"):
-        table.add_column(column, overflow="fold")
-    for column in ("JCT s", "queue s", "replicas", "batch", "rescales", "metric", "target", "rho"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("end", overflow="fold")
-    for job in result.per_job:
-        stopped = run.ended and job.id in run.active_at_end
-        table.add_row(*(Text(plain(cell)) for cell in _job_row(job, run.jobs[job.id], stopped)))
-    return table
-
-
 def _job_row(job: JobSummary, history: JobHistory, stopped: bool) -> tuple[str, ...]:
     """`stopped`: the stack was stopped while the job was under way; its state in the log is pending."""
     end = str(history.end or ("stopped" if stopped else history.state))
@@ -112,24 +154,6 @@ def _job_row(job: JobSummary, history: JobHistory, stopped: bool) -> tuple[str, 
         _n(job.target, 4),
         _n(job.rho, 2),
         end,
-    )
-
-
-def stdout_console() -> "Console":
-    """A console on stdout that never reads text as markup."""
-    from rich.console import Console
-
-    terminal = sys.stdout.isatty()
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-    return Console(
-        file=sys.stdout,
-        force_terminal=terminal,
-        color_system="auto" if terminal else None,
-        width=None if terminal else PLAIN_WIDTH,
-        highlight=False,
-        markup=False,
-        emoji=False,
     )
 
 

@@ -5,10 +5,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 
 from analysis.log.history import JobHistory, RunHistory, integral
-from common.goodput.model import BatchBounds, best_batch
+from common.goodput.model import BatchBounds, Numbers, best_batch
 from common.types import GradientStatistics, Struct, ThroughputParameters
 
 PIECES = 16
@@ -75,9 +74,9 @@ def isolated_jct_s(job: JobHistory, share: float, node_slots: int) -> float | No
     """
     if not job.completed or job.models.is_empty() or job.ended_s is None or not share > 0 or node_slots < 1:
         return None
-    last_model = job.models.row(-1, named=True)
-    parameters, (known_at, known) = parameters_of(last_model), statistics_by_progress(job)
-    if not known or not usable(job.models[-1:])[0]:
+    parameters = parameters_of(job.models.row(-1, named=True))
+    known_at, known = statistics_by_progress(job)
+    if not known or not usable(parameters.alpha_c + parameters.beta_c, parameters.gamma):
         return None
     bounds = BatchBounds.of(job.spec, job.accumulates_alone)
     if bounds.min_atomic < 1 or bounds.initial < 1 or bounds.max_atomic < 1:
@@ -87,16 +86,16 @@ def isolated_jct_s(job: JobHistory, share: float, node_slots: int) -> float | No
     replicas = np.array([low, min(low + 1, most)])
     nodes = -(-replicas // node_slots)
     part = job.completed.progress / PIECES
+    middles = (np.arange(PIECES) + 0.5) * part
     rates: dict[tuple[float, float], npt.NDArray[np.float64]] = {}
     training_s = np.zeros(2)
-    for piece in range(PIECES):
-        index = max(int(np.searchsorted(known_at, (piece + 0.5) * part, side="right")) - 1, 0)
-        if known[index] not in rates:
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for index in np.maximum(np.searchsorted(known_at, middles, side="right") - 1, 0).tolist():
             sqr, var = known[index]
-            statistics = GradientStatistics(sqr=sqr, var=var)
-            rates[known[index]] = best_batch(bounds, parameters, statistics, nodes, replicas).goodput
-        with np.errstate(divide="ignore", invalid="ignore"):
-            training_s += bounds.initial * part / rates[known[index]]
+            if (sqr, var) not in rates:
+                statistics = GradientStatistics(sqr=sqr, var=var)
+                rates[sqr, var] = best_batch(bounds, parameters, statistics, nodes, replicas).goodput
+            training_s += bounds.initial * part / rates[sqr, var]
     alone_s = training_s[0] / min(share, 1.0)
     if share > low and np.isfinite(training_s[1]):
         alone_s += min(share - low, 1.0) * (training_s[1] - training_s[0])
@@ -111,12 +110,14 @@ def statistics_by_progress(
 ) -> tuple[npt.NDArray[np.float64], list[tuple[float, float]]]:
     """The trusted gradient statistics (sqr, var) of the samples, sorted by progress: where, and which.
     Without any, those of the last fit."""
-    trusted = job.samples["trusted"].fill_null(False).to_numpy()
+    trusted = job.samples.get_column("trusted").fill_null(False).to_numpy()
     if not trusted.any():
         last = job.models.row(-1, named=True)
         known = [] if last["sqr"] is None else [(last["sqr"], last["var"])]
         return np.zeros(len(known)), known
-    progress, sqr, var = (job.samples[name].to_numpy()[trusted] for name in ("progress", "sqr", "var"))
+    progress, sqr, var = (
+        job.samples.get_column(name).to_numpy()[trusted] for name in ("progress", "sqr", "var")
+    )
     order = np.argsort(progress, kind="stable")
     return progress[order], list(zip(sqr[order].tolist(), var[order].tolist(), strict=True))
 
@@ -131,7 +132,6 @@ def statistics_of(model: dict[str, Any]) -> GradientStatistics:
     return GradientStatistics(**{name: model[name] for name in GradientStatistics.__struct_fields__})
 
 
-def usable(models: pl.DataFrame) -> npt.NDArray[np.bool_]:
-    """Whether each model gives a time at all: its logarithms are taken."""
-    compute_s = models["alpha_c"].to_numpy() + models["beta_c"].to_numpy()
-    return (compute_s > 0) & (models["gamma"].to_numpy() > 0)
+def usable(compute_s: Numbers, gamma: Numbers) -> npt.NDArray[np.bool_]:
+    """Whether a model gives a time: its computing time, `alpha_c` + `beta_c`, must have a logarithm."""
+    return np.asarray((np.asarray(compute_s) > 0) & (np.asarray(gamma) > 0))

@@ -6,7 +6,6 @@ are measured alike; training follows the samples of rank 0.
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -190,15 +189,17 @@ def replicas_mean(job: JobHistory, until_s: float) -> float | None:
 
 def batch_mean(job: JobHistory) -> float | None:
     """Total batch in examples, over the time of the job's samples."""
-    window_s = job.samples["window_s"].to_numpy()
+    window_s = job.samples.get_column("window_s").to_numpy()
     return _over(_sum(window_s * total_batch(job.samples)), _sum(window_s))
 
 
 def total_batch(samples: pl.DataFrame) -> FloatArray:
     """Examples a step of each sample."""
-    passes = samples["accumulation"].cast(pl.Float64) + 1
-    batch = samples["replicas"].cast(pl.Float64) * samples["atomic_batch"] * passes
-    return batch.to_numpy()
+    replicas, atomic_batch, accumulation = (
+        samples.get_column(name).to_numpy().astype(np.float64)
+        for name in ("replicas", "atomic_batch", "accumulation")
+    )
+    return replicas * atomic_batch * (accumulation + 1)
 
 
 def rescales(job: JobHistory) -> int:
@@ -224,7 +225,7 @@ def examples(job: JobHistory) -> float | None:
     """Examples processed. Where work was lost the total goes back, but that work was done all the same."""
     if job.samples.is_empty():
         return None
-    totals = job.samples["total_examples"].cast(pl.Float64).to_numpy()
+    totals = job.samples.get_column("total_examples").to_numpy().astype(np.float64)
     return _sum(np.maximum(np.diff(totals, prepend=0.0), 0.0))
 
 
@@ -272,16 +273,14 @@ def modelled_over_realised(run: RunHistory) -> float | None:
     )
     regrouped = pl.col("generation") != pl.col("generation").shift(1).over("job_id")
     models = run.frames.models
-    predicts = usable(models) & models["sqr"].is_not_null().to_numpy()
+    compute_s = models["alpha_c"].to_numpy() + models["beta_c"].to_numpy()
+    predicts = usable(compute_s, models["gamma"].to_numpy()) & models["sqr"].is_not_null().to_numpy()
     pairs = samples.filter(~regrouped & pl.Series((fit >= 0) & np.append(predicts, False)[fit]))
     if pairs.is_empty():
         return None
     configuration = ["fit", "nodes", "replicas", "atomic_batch", "accumulation"]
-    distinct = pairs.unique(configuration, maintain_order=True)
-    rated = pl.concat(
-        part.select(*configuration, rate=pl.Series(_modelled_goodput(models.row(number, named=True), part)))
-        for (number,), part in distinct.group_by("fit", maintain_order=True)
-    )
+    distinct = pairs.unique(configuration, maintain_order=True).sort("fit", maintain_order=True)
+    rated = distinct.select(*configuration, rate=pl.Series(_modelled_goodput(models, distinct)))
     rates = pairs.join(rated, on=configuration, how="left", maintain_order="left")["rate"].to_numpy()
     return _over(_sum(rates * pairs["window_s"].to_numpy()), _sum(pairs["realised"].to_numpy()))
 
@@ -298,12 +297,19 @@ def _newest_fits(run: RunHistory, samples: pl.DataFrame) -> npt.NDArray[np.int64
     return fits
 
 
-def _modelled_goodput(model: dict[str, Any], samples: pl.DataFrame) -> FloatArray:
-    """Useful examples a second of each of these samples of one job, by a row of `models`."""
+def _modelled_goodput(models: pl.DataFrame, samples: pl.DataFrame) -> FloatArray:
+    """Useful examples a second of each of these samples, by the row `fit` of `models`; sorted by `fit`."""
     columns = ("nodes", "replicas", "atomic_batch", "accumulation")
-    configurations = (samples[name].to_numpy() for name in columns)
-    initial_batch = max(int(samples["min_batch_size"][0]), 1)
-    return goodput(parameters_of(model), statistics_of(model), initial_batch, *configurations)
+    configurations = np.stack([samples[name].to_numpy() for name in columns])
+    initial = samples["min_batch_size"].cast(pl.Int64).to_numpy()
+    fits, first = np.unique(samples["fit"].to_numpy(), return_index=True)
+    rates = []
+    for model, begin, part in zip(
+        models[fits].iter_rows(named=True), first, np.split(configurations, first[1:], axis=1), strict=True
+    ):
+        initial_batch = max(int(initial[begin]), 1)
+        rates.append(goodput(parameters_of(model), statistics_of(model), initial_batch, *part))
+    return np.concatenate(rates)
 
 
 # --------------------------------------------------------------------------- arithmetic
