@@ -260,7 +260,7 @@ class _Builder:
 
     def finish(self, path: Path, faults: tuple[str, ...]) -> Frames:
         """The frames of all events that were added; the builder is empty afterwards."""
-        events = self._take("events", {name: column.dtype for name, column in EVENTS.items()})
+        events = self._take("events", {name: column.dtype for name, column in EVENTS.items()}).rechunk()
         order = order_events(events)
         events = events.with_columns(
             stream=pl.Series(order.stream, dtype=ADDED_TO_EVENTS["stream"].dtype),
@@ -268,31 +268,39 @@ class _Builder:
             position=pl.Series(order.position).cast(pl.UInt32, strict=False),
             repeated=pl.Series(order.repeated, dtype=ADDED_TO_EVENTS["repeated"].dtype),
         )
-        frames = {name: self._ordered(name, table, order) for name, table in (TABLES | PARTS).items()}
+        in_time = [name for name in (*TABLES, *PARTS) if name not in SORTED_BY_JOB]
+        frames = {name: self._ordered(name, order) for name in in_time}
         jobs = _jobs(frames["submissions"], frames["ends"])
-        for name in SORTED_BY_JOB:
-            frames[name] = _by_job(frames[name], jobs["job_id"])
+        frames |= {name: self._ordered(name, order, jobs["job_id"]) for name in SORTED_BY_JOB}
         run_id = events["run_id"][0] if len(events) else _encodable(path.parent.name)
         return Frames(path=path, run_id=run_id, faults=faults, events=events, jobs=jobs, **frames)
 
     def _take(self, name: str, schema: dict[str, pl.DataType]) -> pl.DataFrame:
         batches = [pl.DataFrame(schema=schema), *self.batches.pop(name, [])]
-        return pl.concat(batches, how="diagonal", rechunk=True)
+        return pl.concat(batches, how="diagonal")
 
-    def _ordered(self, name: str, table: Table, order: Order) -> pl.DataFrame:
-        """The table without repeated events, in order of time."""
-        frame = self._take(name, _schema(table))
+    def _ordered(self, name: str, order: Order, jobs: pl.Series | None = None) -> pl.DataFrame:
+        """The table without repeated events in order of time; with `jobs`, first by job in that order and by
+        generation where there is one. Rank 0 moves between nodes, so the generation orders its events, whatever
+        the clocks of the nodes say."""
+        frame = self._take(name, _schema((TABLES | PARTS)[name]))
         rows = frame["row"].to_numpy()
-        position = order.position[rows]
         frame = frame.with_columns(
-            position=pl.Series(position, dtype=pl.Int64).cast(pl.UInt32, strict=False),
+            position=pl.Series(order.position[rows]).cast(pl.UInt32, strict=False),
             time_s=pl.Series(order.time_s[rows], dtype=pl.Float64),
         )
-        if position.size and position.min() < 0:
-            frame = frame.filter(pl.col("position").is_not_null())
-        if not frame["position"].is_sorted():
-            frame = frame.sort("position", maintain_order=True)
-        return frame
+        keys = [frame["position"]]
+        if jobs is not None:
+            numbers = _numbers(frame["job_id"], jobs)
+            generation = [frame["generation"]] if "generation" in frame.columns else []
+            keys = [pl.Series("job", numbers), *generation, *keys]
+        sorted_rows = pl.select(*keys).select(
+            pl.arg_sort_by([key.name for key in keys], maintain_order=True)
+        )["job" if jobs is not None else "position"]
+        repeated = frame["position"].null_count() > 0
+        if not sorted_rows.is_sorted():
+            frame = frame[sorted_rows]
+        return frame.filter(pl.col("position").is_not_null()) if repeated else frame.rechunk()
 
 
 def _schema(table: Table) -> dict[str, pl.DataType]:
@@ -418,12 +426,3 @@ def _numbers(job_ids: pl.Series, known: pl.Series) -> np.ndarray:
         return np.zeros(len(job_ids), dtype=np.int64)
     numbers = pl.Series(range(count), dtype=pl.Int64)
     return job_ids.replace_strict(known, numbers, default=count, return_dtype=pl.Int64).to_numpy()
-
-
-def _by_job(frame: pl.DataFrame, jobs: pl.Series) -> pl.DataFrame:
-    """Sorted by job, in order of submission, and by generation where there is one: rank 0 moves between
-    nodes, so the generation orders its events, whatever the clocks of the nodes say."""
-    job = pl.Series("job", _numbers(frame["job_id"], jobs), dtype=pl.UInt32)
-    keys = [job, *([frame["generation"]] if "generation" in frame.columns else [])]
-    order = pl.select(*keys).select(pl.arg_sort_by([key.name for key in keys], maintain_order=True))
-    return frame[order.to_series()]

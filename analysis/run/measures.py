@@ -234,19 +234,20 @@ def examples(job: JobHistory) -> float | None:
 
 def efficiency_mean(run: RunHistory) -> float | None:
     """Mean over the time of all samples of the measured efficiency, gain / scale with scale = M / M0."""
-    samples, initial = _samples(run)
+    samples = _samples(run)
     batch, gain = total_batch(samples), samples["gain"].to_numpy()
     measured = (samples["steps"].to_numpy() > 0) & (batch > 0) & np.isfinite(gain)
-    window_s = samples["window_s"].to_numpy()[measured]
-    weighted = window_s * gain[measured] * initial[measured] / batch[measured]
-    return _over(_sum(weighted), _sum(window_s))
+    window_s, initial = (samples[name].to_numpy()[measured] for name in ("window_s", "initial"))
+    return _over(_sum(window_s * gain[measured] * initial / batch[measured]), _sum(window_s))
 
 
-def _samples(run: RunHistory) -> tuple[pl.DataFrame, FloatArray]:
-    """The samples of all submitted jobs, and M0 of the job of each."""
-    jobs = run.frames.jobs.select("job_id", pl.col("min_batch_size").cast(pl.Float64))
-    samples = run.frames.samples.join(jobs, on="job_id", how="inner", maintain_order="left")
-    return samples, samples["min_batch_size"].to_numpy()
+def _samples(run: RunHistory) -> pl.DataFrame:
+    """The samples of all submitted jobs, with the number of the job and `initial`, its M0."""
+    counts = [job.rows["samples"].stop - job.rows["samples"].start for job in run.jobs.values()]
+    jobs = np.repeat(np.arange(len(counts)), counts)
+    initial = run.frames.jobs["min_batch_size"].to_numpy().astype(np.float64)[jobs]
+    samples = run.frames.samples.head(len(jobs))
+    return samples.with_columns(job=pl.Series(jobs), initial=pl.Series(initial))
 
 
 def slot_utilisation(run: RunHistory) -> float | None:
@@ -265,20 +266,23 @@ def modelled_over_realised(run: RunHistory) -> float | None:
     predicted is the goodput of the newest fit before them (parameters and gradient statistics), at their
     configuration, x the seconds between.
     """
-    samples, initial = _samples(run)
+    samples = _samples(run)
     fit = _newest_fits(run, samples)
-    samples = samples.with_columns(
-        fit=pl.Series(fit),
-        realised=pl.Series(initial) * (pl.col("progress") - pl.col("progress").shift(1).over("job_id")),
+    gained = pl.col("progress") - pl.col("progress").shift(1).over("job")
+    configuration = ["fit", "nodes", "replicas", "atomic_batch", "accumulation"]
+    samples = samples.with_columns(fit=pl.Series(fit)).select(
+        *configuration,
+        "initial",
+        "window_s",
+        realised=pl.col("initial") * gained,
+        same_group=pl.col("generation") == pl.col("generation").shift(1).over("job"),
     )
-    regrouped = pl.col("generation") != pl.col("generation").shift(1).over("job_id")
     models = run.frames.models
     compute_s = models["alpha_c"].to_numpy() + models["beta_c"].to_numpy()
     predicts = usable(compute_s, models["gamma"].to_numpy()) & models["sqr"].is_not_null().to_numpy()
-    pairs = samples.filter(~regrouped & pl.Series((fit >= 0) & np.append(predicts, False)[fit]))
+    pairs = samples.filter(pl.col("same_group") & pl.Series((fit >= 0) & np.append(predicts, False)[fit]))
     if pairs.is_empty():
         return None
-    configuration = ["fit", "nodes", "replicas", "atomic_batch", "accumulation"]
     distinct = pairs.unique(configuration, maintain_order=True).sort("fit", maintain_order=True)
     rated = distinct.select(*configuration, rate=pl.Series(_modelled_goodput(models, distinct)))
     rates = pairs.join(rated, on=configuration, how="left", maintain_order="left")["rate"].to_numpy()
@@ -301,7 +305,7 @@ def _modelled_goodput(models: pl.DataFrame, samples: pl.DataFrame) -> FloatArray
     """Useful examples a second of each of these samples, by the row `fit` of `models`; sorted by `fit`."""
     columns = ("nodes", "replicas", "atomic_batch", "accumulation")
     configurations = np.stack([samples[name].to_numpy() for name in columns])
-    initial = samples["min_batch_size"].cast(pl.Int64).to_numpy()
+    initial = samples["initial"].to_numpy()
     fits, first = np.unique(samples["fit"].to_numpy(), return_index=True)
     rates = []
     for model, begin, part in zip(
