@@ -51,6 +51,7 @@ BATCH_BYTES = 16 << 20
 MAX_FAULTS = 20
 """Bad lines that are named; more are counted."""
 SORTED_BY_JOB = ("samples", "generations", "evaluations", "models")
+"""Frames in which the rows of a job are neighbours."""
 END_STATES: Mapping[str, JobState] = {
     JobCompleted.__name__: JobState.COMPLETED,
     JobFailed.__name__: JobState.FAILED,
@@ -280,10 +281,10 @@ class _Builder:
         return pl.concat(batches, how="diagonal")
 
     def _ordered(self, name: str, order: Order, jobs: pl.Series | None = None) -> pl.DataFrame:
-        """The table without repeated events in order of time; with `jobs`, first by job in that order and by
-        generation where there is one. Rank 0 moves between nodes, so the generation orders its events, whatever
-        the clocks of the nodes say."""
-        frame = self._take(name, _schema((TABLES | PARTS)[name]))
+        """The table without repeated events, in order of time; with `jobs`, by job first, in the order of
+        `jobs`, and then by generation where there is one: rank 0 moves between nodes, so the generation
+        orders its events, whatever the clocks of the nodes say."""
+        frame = self._take(name, _schema(TABLES.get(name) or PARTS[name]))
         rows = frame["row"].to_numpy()
         frame = frame.with_columns(
             position=pl.Series(order.position[rows]).cast(pl.UInt32, strict=False),

@@ -6,11 +6,12 @@ Pure. All times are seconds on the scheduler's clock.
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import polars as pl
 
-from analysis.log.frames import Frames
+from analysis.log.frames import SORTED_BY_JOB, Frames
 from common.protocol import AgentJoined, JobCompleted, RunEnded, RunStarted
 from common.types import JobSpec, JobState, Node
 
@@ -101,12 +102,16 @@ def history(frames: Frames) -> RunHistory:
     """Rebuild a run. Events of a job that was never submitted are ignored; the audit reports them."""
     starts = frames.runs.filter(pl.col("type") == RunStarted.__name__)
     ends = frames.runs.filter(pl.col("type") == RunEnded.__name__)
+    started = None
+    if len(starts):
+        row = starts.row(0, named=True)
+        started = RunStarted(**{name: row[name] for name in RunStarted.__struct_fields__})
     nodes, capacity, largest = _nodes(frames.nodes)
     times_s = frames.events.filter(~pl.col("repeated"))["time_s"].to_numpy()
     return RunHistory(
         frames=frames,
         jobs=_jobs(frames),
-        started=_struct(RunStarted, starts.row(0, named=True)) if len(starts) else None,
+        started=started,
         ended=bool(len(frames.runs)) and frames.runs["type"][-1] == RunEnded.__name__,
         active_at_end=frozenset(ends["active"][-1] if len(ends) else ()),
         nodes=nodes,
@@ -122,10 +127,6 @@ def integral(steps: Steps, start_s: float, end_s: float) -> float:
         return 0.0
     times, values = np.array(steps, dtype=float).T
     return float(values @ np.diff(np.clip(np.append(times, np.inf), start_s, end_s)))
-
-
-def _struct(kind: type[RunStarted], row: dict[str, object]) -> RunStarted:
-    return kind(**{name: row[name] for name in kind.__struct_fields__})  # type: ignore[arg-type]
 
 
 def _nodes(changes: pl.DataFrame) -> tuple[tuple[Node, ...], Steps, int]:
@@ -156,11 +157,8 @@ def _jobs(frames: Frames) -> dict[str, JobHistory]:
     by_job = {row["job_id"]: row for row in ends.iter_rows(named=True)}
     ok = dict(frames.verifications.select("job_id", "ok").iter_rows())  # the last one counts
     changes = np.bincount(frames.job_numbers(frames.batches["job_id"]), minlength=count + 1).tolist()
-    rows = {
-        name: _slices(frames.job_numbers(frame["job_id"]), count)
-        for name, frame in frames.by_name().items()
-        if name in ("samples", "generations", "evaluations", "models")
-    }
+    by_name = frames.by_name()
+    rows = {name: _slices(frames.job_numbers(by_name[name]["job_id"]), count) for name in SORTED_BY_JOB}
     jobs = {}
     for number, job in enumerate(frames.jobs.iter_rows(named=True)):
         job_id = job["job_id"]
@@ -223,7 +221,8 @@ def _steps(timeline: pl.DataFrame, value: str, jobs: int) -> list[Steps]:
     return [steps[rows] for rows in _slices(changes["job"].to_numpy(), jobs)]
 
 
-def _last(timeline: pl.DataFrame, value: pl.Expr, name: str) -> dict[int, object]:
+def _last(timeline: pl.DataFrame, value: pl.Expr, name: str) -> dict[int, Any]:
+    """The last value of each job that has one."""
     return dict(timeline.group_by("job").agg(value.last()).select("job", name).iter_rows())
 
 

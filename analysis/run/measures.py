@@ -196,10 +196,10 @@ def batch_mean(job: JobHistory) -> float | None:
 def total_batch(samples: pl.DataFrame) -> FloatArray:
     """Examples a step of each sample."""
     replicas, atomic_batch, accumulation = (
-        samples.get_column(name).to_numpy().astype(np.float64)
+        np.asarray(samples.get_column(name).to_numpy(), dtype=np.float64)
         for name in ("replicas", "atomic_batch", "accumulation")
     )
-    return replicas * atomic_batch * (accumulation + 1)
+    return np.asarray(replicas * atomic_batch * (accumulation + 1))
 
 
 def rescales(job: JobHistory) -> int:

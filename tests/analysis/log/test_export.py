@@ -73,5 +73,5 @@ def test_a_log_without_an_event_is_refused_with_its_fault(tmp_path: Path) -> Non
 
 def test_a_place_that_cannot_be_written_is_refused(run_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(UserError, match="--out .*file: cannot be written: File exists"):
+    with pytest.raises(UserError, match=r"--out .*file: cannot be written: File exists"):
         export(run_dir, "csv", tmp_path / "file")

@@ -58,7 +58,7 @@ def test_capacity_follows_nodes_that_come_and_go():
     assert run.largest_node == 2
 
 
-def test_a_run_that_was_taken_up_again_has_not_ended():
+def test_a_resumed_run_has_not_ended():
     again = RunStarted(policy="pollux", workload="", seed=0, round_s=2.0, version="0")
     assert history_of(good_run()).ended
     assert not history_of(add(good_run(), "scheduler", 130.0, again)).ended

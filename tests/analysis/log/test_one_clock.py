@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from analysis.log.frames import from_records
 from common.protocol import EventRecord
-from tests.fixtures.logs import good_run, scheduler_tells, written
+from tests.fixtures.logs import good_run, scheduler_happenings, written
 
 
 def in_order(records: Iterable[EventRecord]) -> pl.DataFrame:
@@ -22,7 +22,7 @@ def test_times_of_all_sources_are_put_on_the_schedulers_clock() -> None:
 
 
 def test_a_restarted_scheduler_on_another_clock_goes_on_in_the_same_time() -> None:
-    records = written(scheduler_tells())
+    records = written(scheduler_happenings())
     restarted = [
         replace(record, incarnation="i2", seq=seq, t_s=record.t_s - 90)
         for seq, record in enumerate(records[10:], start=1)
@@ -49,6 +49,6 @@ def test_a_repeated_event_keeps_its_first_line() -> None:
 
 
 def test_the_order_of_a_source_is_kept_when_its_clock_goes_back() -> None:
-    records = written(scheduler_tells())
+    records = written(scheduler_happenings())
     records[5] = replace(records[5], t_s=records[5].t_s - 50)
     assert in_order(records)["seq"].to_list() == [record.seq for record in records]

@@ -35,7 +35,7 @@ def completed_job(
     reports: tuple[tuple[float, Event], ...] = ((9.0, SAMPLE),),
     completed: bool = True,
 ) -> JobHistory:
-    """A job of 100 steps at M0 = 16 in 40 s; by default M0 is its largest batch too, so there is one batch only.
+    """A job of 100 steps at M0 = 16 in 40 s. By default M0 is its largest batch, so there is one batch only.
 
     One replica takes 0.16 s a step, two of one node 0.08 + 0.02, four of two nodes 0.04 + 0.04.
     """
