@@ -46,7 +46,7 @@ from common.eventlog import EVENTS_FILE, EventLogError, decode_line, decode_line
 from common.protocol import EventRecord, JobCancelled, JobCompleted, JobFailed, RoundDecided
 from common.types import Allocation, JobState, Struct
 
-BATCH_BYTES = 16 << 20
+BATCH_BYTES = 8 << 20
 """Text that is lines and Python objects at one time; what was read before is columns."""
 MAX_FAULTS = 20
 """Bad lines that are named; more are counted."""
