@@ -177,10 +177,8 @@ def only_submitted_jobs(run: RunHistory) -> Iterator[str]:
         if name not in ("events", "jobs", "submissions", "refusals", "allocations")
         and "job_id" in frame.columns
     ]
-    strangers = (
-        pl.concat(mentions).sort("position", maintain_order=True).unique("job_id", maintain_order=True)
-    )
-    for job_id, _, row in strangers.iter_rows():
+    unknown = pl.concat(mentions).sort("position", maintain_order=True).unique("job_id", maintain_order=True)
+    for job_id, _, row in unknown.iter_rows():
         kind = frames.events["type"][row]
         yield f"job {job_id}: {kind} names it, but it was never submitted {_at(run, row)}"
 
