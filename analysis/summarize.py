@@ -1,209 +1,93 @@
-"""`python analysis/summarize.py logs/`: what every run did, and whether its log holds together.
+"""`python analysis/summarize.py logs/`: what every run did, and whether its log is consistent.
 
-Exit 0: all audits clean. 1: one is not. 2: bad input.
+Exit codes: 0 all audits are clean; 1 an audit found something; 2 bad input.
 """
 
-import argparse
-import io
+import errno
 import json
+import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Annotated
 
-if not __package__:  # run as a script: the packages stand beside this folder, not in it
+if not __package__:  # run as a script: the packages are next to this folder, not in it
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import msgspec
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+import typer
+from typer.exceptions import TyperException
 
 from analysis.log.audit import Audit, audit
-from analysis.log.history import (
-    JobHistory,
-    NoRuns,
-    Replay,
-    RunHistory,
-    RunLog,
-    find_logs,
-    read_log,
-    replay,
-)
+from analysis.log.find_logs import NoRuns, find_logs
+from analysis.log.frames import Frames, from_records, read
+from analysis.log.history import RunHistory, history
+from analysis.log.plain_text import plain
+from analysis.report.run_report import show
+from analysis.report.tables import stdout_console
 from analysis.run.fairness import IsolatedTime
-from analysis.run.measures import JobSummary, RunSummary, summary
+from analysis.run.measures import RunSummary, summary
 
 CLEAN, NOT_CLEAN, BAD_INPUT = 0, 1, 2
-MAX_REASON_CHARS = 200
-PLAIN_WIDTH = 10_000
-"""Characters a line may have where nobody looks at a screen: nothing is wrapped or cut."""
+
+app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="summarize", description=__doc__)
-    parser.add_argument(
-        "places", nargs="*", default=["logs"], help="folders of runs, runs, or events.jsonl files"
-    )
-    parser.add_argument("--json", action="store_true", help="print a list of runs")
-    options = parser.parse_args(argv)
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command; returns the exit code. `arguments`: those of the command line if None."""
     try:
-        paths = [path for place in options.places for path in find_logs(Path(place))]
+        code: int = app(arguments, prog_name="summarize", standalone_mode=False)
+        sys.stdout.flush()
+        return code
+    except TyperException as error:
+        print(f"summarize: {plain(error.format_message())}", file=sys.stderr)
+        return BAD_INPUT
+    except OSError as error:
+        if error.errno != errno.EPIPE:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader of our output has gone
+        return NOT_CLEAN
+
+
+@app.command(help=__doc__)
+def summarize_logs(
+    places: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="PLACES", help="Folders of runs, runs, or events.jsonl files. Default: logs"),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a list of runs as JSON.")] = False,
+) -> int:
+    try:
+        paths = [path for place in places or ["logs"] for path in find_logs(Path(place))]
     except (NoRuns, ValueError) as error:  # ValueError: a path with a NUL
         print(f"summarize: {plain(str(error))}", file=sys.stderr)
         return BAD_INPUT
+    console = None if as_json else stdout_console()
     summaries = []
-    console = stdout_console()
     for path in dict.fromkeys(paths):
-        run, run_summary = summarize(read_log(path))
+        run, run_summary = summarize(read(path))
         summaries.append(run_summary)
-        if not options.json:
+        if console:
             show(console, path, run, run_summary)
-    if options.json:
+    if as_json:
         # msgspec writes what is not a number as null; json keeps to ASCII, whatever stdout's encoding.
-        console.out(json.dumps(msgspec.json.decode(msgspec.json.encode(summaries)), indent=2))
+        print(json.dumps(msgspec.json.decode(msgspec.json.encode(summaries)), indent=2))
     return CLEAN if all(run.audit.ok for run in summaries) else NOT_CLEAN
 
 
 def summarize(
-    log: RunLog, isolated: Callable[[Replay], IsolatedTime | None] = lambda _: None
+    frames: Frames, isolated: Callable[[RunHistory], IsolatedTime | None] = lambda _: None
 ) -> tuple[RunHistory, RunSummary]:
-    """Figures and verdict of one log, as far as it could be read. `isolated` may know of a log how long its
-    jobs had taken alone (`analysis.run.fairness`)."""
+    """Measures and verdict of one log, as far as it could be read. `isolated` may give the times that the
+    jobs of a run take alone (`analysis.run.fairness`)."""
     try:
-        replayed = replay(log.records)
-        verdict = audit(replayed, log.fault)
-        return replayed.run, summary(log.run_id, replayed.run, verdict, isolated(replayed))
-    except ArithmeticError as error:  # well-formed records with numbers such as 1e400
-        empty = RunHistory()
-        findings = (*([log.fault] if log.fault else []), f"{log.path}: numbers out of any range: {error}")
-        verdict = Audit(ok=False, events=len(log.records), gaps=0, findings=findings)
-        return empty, summary(log.run_id, empty, verdict)
-
-
-# --------------------------------------------------------------------------- for people
-
-
-def plain(text: str) -> str:
-    """One line without control characters, whatever a log holds."""
-    return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in text)
-
-
-def show(console: Console, path: Path, run: RunHistory, result: RunSummary) -> None:
-    """Print one run. Texts of the log are never read as markup."""
-    console.print(Text(plain(f"run {result.run_id}"), style="bold"), Text(plain(f"({path})"), style="dim"))
-    if result.audit.events:
-        figures = Table.grid(padding=(0, 2))
-        for name, value in _figures(run, result):
-            figures.add_row(Text(f"  {name}", style="dim"), Text(plain(value)))
-        console.print(figures)
-    verdict = result.audit
-    counted = f"{verdict.events} events, {verdict.gaps} missing"
-    if verdict.ok:
-        console.print(Text(f"  audit: clean ({counted})", style="green"))
-    else:
-        console.print(Text(f"  audit: NOT CLEAN ({counted})", style="bold red"))
-        for finding in verdict.findings:
-            console.print(Text(f"    - {plain(finding)}"))
-    if result.per_job:
-        console.print(_job_table(console, run, result))
-    console.print()
-
-
-def _figures(run: RunHistory, result: RunSummary) -> Iterator[tuple[str, str]]:
-    jobs, jct, fair = result.jobs, result.jct_s, result.fairness
-    yield (
-        "run",
-        f"policy {result.policy or '-'}, workload {result.workload or '-'}, "
-        f"seed {'-' if result.seed is None else result.seed}",
-    )
-    yield (
-        "jobs",
-        f"{jobs.submitted} submitted, {jobs.completed} completed, {jobs.verified} verified, "
-        f"{jobs.failed} failed, {jobs.cancelled} cancelled",
-    )
-    yield "JCT", f"mean {_s(jct.mean)}, p50 {_s(jct.p50)}, p90 {_s(jct.p90)}, p99 {_s(jct.p99)}"
-    yield "time", f"makespan {_s(result.makespan_s)}, queueing {_s(result.queue_s.mean)} a job"
-    yield (
-        "goodput",
-        f"{_n(result.goodput.cluster_mean)} useful examples/s "
-        f"of {_n(result.throughput.cluster_mean)} examples/s, efficiency {_n(result.efficiency_mean, 3)}, "
-        f"modelled/realised {_n(result.goodput.modelled_over_realised, 3)}",
-    )
-    batch_changes = sum(job.batch_changes for job in run.jobs.values())
-    yield (
-        "slots",
-        f"{_percent(result.slot_utilisation)} used, {result.rescales.count} rescales "
-        f"({_s(result.rescales.seconds)} lost), {batch_changes} changes of batch alone",
-    )
-    yield (
-        "fairness",
-        f"rho worst {_n(fair.worst_rho, 2)}, mean {_n(fair.mean_rho, 2)}, above 1 "
-        f"{_percent(fair.unfair_fraction)}, Jain {_n(fair.jain, 3)}",
-    )
-
-
-def _job_table(console: Console, run: RunHistory, result: RunSummary) -> Table:
-    table = Table(box=box.SIMPLE_HEAD if console.is_terminal else None, pad_edge=True, padding=(0, 1))
-    for column in ("job", "application"):
-        table.add_column(column, overflow="fold")
-    for column in ("JCT s", "queue s", "replicas", "batch", "rescales", "metric", "target", "rho"):
-        table.add_column(column, justify="right", no_wrap=True)
-    table.add_column("end", overflow="fold")
-    for job in result.per_job:
-        stopped = run.ended and job.id in run.active_at_end
-        table.add_row(*(Text(plain(cell)) for cell in _job_row(job, run.jobs[job.id], stopped)))
-    return table
-
-
-def _job_row(job: JobSummary, history: JobHistory, stopped: bool) -> tuple[str, ...]:
-    """`stopped`: the stack was stopped while the job was under way, and the scheduler has taken it back to
-    pending."""
-    end = str(history.end or ("stopped" if stopped else history.state))
-    if job.verified:
-        end = "verified"
-    elif history.reason:
-        end = f"{end}: {history.reason[:MAX_REASON_CHARS]}"
-    return (
-        job.id,
-        job.application,
-        _n(job.jct_s),
-        _n(job.queue_s),
-        _n(job.replicas_mean, 2),
-        _n(job.batch_mean, 0),
-        str(job.rescales),
-        _n(job.metric, 4),
-        _n(job.target, 4),
-        _n(job.rho, 2),
-        end,
-    )
-
-
-def stdout_console() -> Console:
-    terminal = sys.stdout.isatty()
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
-    return Console(
-        file=sys.stdout,
-        force_terminal=terminal,
-        color_system="auto" if terminal else None,
-        width=None if terminal else PLAIN_WIDTH,
-        highlight=False,
-        markup=False,
-        emoji=False,
-    )
-
-
-def _n(value: float | None, digits: int = 1) -> str:
-    return "-" if value is None else f"{value:.{digits}f}"
-
-
-def _s(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1f} s"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.0f}%"
+        run = history(frames)
+        return run, summary(run, audit(run), isolated(run))
+    except ArithmeticError as error:  # valid records with absurd numbers
+        empty = history(from_records([], frames.path))
+        findings = (*frames.faults, f"{frames.path}: numbers out of any range: {error}")
+        verdict = Audit(ok=False, events=len(frames.events), gaps=0, findings=findings)
+        return empty, summary(empty, verdict)
 
 
 if __name__ == "__main__":

@@ -110,10 +110,13 @@ def encode_line(record: EventRecord) -> bytes:
 
 
 def decode_line(line: bytes) -> EventRecord:
-    """The record in one line. Raises ValueError with a text for people."""
-    spelled_floats = b'nan"' in line or b'inf"' in line
+    """The record in one line. Raises ValueError with a text for people.
+
+    A number may be spelled as a string, as NaN and infinities are, and an integer as a float without a fraction:
+    another program may have rewritten the line, and the value is the same.
+    """
     try:
-        record = (_lax_decoder if spelled_floats else _decoder).decode(line)
+        record = _decoder.decode(line)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         old_record = _decode_schema_1(line)
         if old_record is None:
@@ -122,6 +125,19 @@ def decode_line(line: bytes) -> EventRecord:
     if record.schema not in READABLE_SCHEMAS:
         raise ValueError(_explain(line, "schema"))
     return record
+
+
+def decode_lines(lines: Iterable[bytes]) -> list[EventRecord]:
+    """`decode_line` for lines that are all well-formed and of a readable schema, but faster. Raises ValueError
+    without a text if one line is not; `decode_line` says why."""
+    decode = _decoder.decode
+    try:
+        records = [decode(line) for line in lines]
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError from error
+    if not {record.schema for record in records} <= set(READABLE_SCHEMAS):
+        raise ValueError
+    return records
 
 
 def _decode_schema_1(line: bytes) -> EventRecord | None:
@@ -140,8 +156,7 @@ def _decode_schema_1(line: bytes) -> EventRecord | None:
         return None
 
 
-_decoder = msgspec.json.Decoder(EventRecord)
-_lax_decoder = msgspec.json.Decoder(EventRecord, strict=False)
+_decoder = msgspec.json.Decoder(EventRecord, strict=False)
 
 
 def _spell_floats(value: Any) -> Any:

@@ -19,17 +19,20 @@ import msgspec
 
 from analysis.compare.conditions import Conditions
 from analysis.compare.pairing import ComparedRun, LeftOut
-from analysis.log.history import RUN_MARKS, NoRuns, Replay, RunHistory, find_logs, read_log, replay
+from analysis.log.find_logs import RUN_MARKS, NoRuns, find_logs
+from analysis.log.frames import read
+from analysis.log.history import RunHistory, history
+from analysis.log.plain_text import plain
 from analysis.run.fairness import IsolatedTime
 from analysis.run.measures import RunSummary, replicas_mean
-from analysis.summarize import plain, summarize
+from analysis.summarize import summarize
 from common.eventlog import EVENTS_FILE
 from common.types import Struct
 
 FACTS_FILE, ABOUT_FILE, WORKLOAD_FILE = "run.json", "experiment.json", "workload.toml"
 LOST, ISOLATED = "lost", "isolated"
 
-IsolatedTimeOf = Callable[[Replay], IsolatedTime | None]
+IsolatedTimeOf = Callable[[RunHistory], IsolatedTime | None]
 """Gives the isolated times of a run's jobs, for rho (`analysis.run.fairness`)."""
 StepTimeOf = Callable[[RunHistory], float | None]
 
@@ -115,7 +118,7 @@ class Experiment:
         return self.place / run.name / EVENTS_FILE
 
     def history(self, run: ComparedRun) -> RunHistory:
-        return replay(read_log(self.log(run)).records).run
+        return history(read(self.log(run)))
 
 
 @dataclass
@@ -240,7 +243,7 @@ def _usable_facts(folder: Path) -> RunFacts | None:
 
 def _usable_log(folder: Path, isolated: IsolatedTimeOf) -> tuple[RunHistory, RunSummary]:
     """The log has the last word on whether a run counts. Raises _NotUsable."""
-    history, summary = summarize(read_log(folder / EVENTS_FILE), isolated)
+    run, summary = summarize(read(folder / EVENTS_FILE), isolated)
     findings, counts = summary.audit.findings, summary.jobs
     if not summary.audit.ok:
         more = f", and {len(findings) - 1} more" if len(findings) > 1 else ""
@@ -251,7 +254,7 @@ def _usable_log(folder: Path, isolated: IsolatedTimeOf) -> tuple[RunHistory, Run
         raise _NotUsable("no job was submitted")
     if counts.verified < counts.submitted:
         raise _NotUsable(f"{counts.submitted - counts.verified} of {counts.submitted} jobs not verified")
-    return history, summary
+    return run, summary
 
 
 def _compared_run(
@@ -291,8 +294,8 @@ def _isolated_run(folder: Path, isolated: IsolatedTimeOf, step_time: StepTimeOf)
     _usable_facts(folder)
     models: list[IsolatedTime] = []
 
-    def remember(replayed: Replay) -> IsolatedTime | None:
-        model = isolated(replayed)
+    def remember(run: RunHistory) -> IsolatedTime | None:
+        model = isolated(run)
         models.extend([model] if model else [])
         return model
 

@@ -19,7 +19,7 @@ from analysis.compare.experiment_runs import gather
 from analysis.compare.pairing import LeftOut, rank
 from analysis.fidelity.run_pairs import Pair, paired
 from analysis.fidelity.winners import RULE, Winner, scores, winner
-from analysis.log.history import NoRuns
+from analysis.log.find_logs import NoRuns
 from analysis.run.breakdown import PARTS, Breakdown, mean_breakdown
 from analysis.run.step_times import StepTime
 from common.types import Struct

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from analysis.compare.experiment_runs import Experiment
 from analysis.compare.pairing import LeftOut, runs_of_same_jobs
-from analysis.log.history import RunHistory, read_log, replay
+from analysis.log.frames import read
+from analysis.log.history import RunHistory, history
 from analysis.run.batches import batch_efficiency
 from analysis.run.breakdown import Breakdown, breakdown
 from analysis.run.measures import batch_mean, replicas_mean, rescales
@@ -62,12 +63,12 @@ def paired(
             why = ": ".join(filter(None, ("was not simulated", not_simulated.get(run.name))))
             yield LeftOut(run=run.name, why=why)
             continue
-        log = read_log(twin)
-        real_history, simulated_history = experiment.history(run), replay(log.records).run
+        log = read(twin)
+        real_history, simulated_history = experiment.history(run), history(log)
         real, copy = completed_jobs(real_history), completed_jobs(simulated_history)
         on_both = sorted(real.keys() & copy.keys())
-        if log.fault or not on_both:
-            why = log.fault or "no job completed on both sides"
+        if log.faults or not on_both:
+            why = "; ".join(log.faults) or "no job completed on both sides"
             yield LeftOut(run=run.name, why=f"simulated: {why}")
             continue
         if on_one := sorted(real.keys() ^ copy.keys()):

@@ -1,333 +1,232 @@
-"""Find the logs of runs, read them, and rebuild from the records what every job did and when.
+"""What each job of a run did and when: a view of the frames for algorithms that go through one job at a time.
 
-Everything after `read_log` is pure. All times of a rebuilt run are seconds on one clock, the scheduler's
-(see `merge`).
+Pure. All times are seconds on the scheduler's clock.
 """
 
-import heapq
-import statistics
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import NamedTuple
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
+import polars as pl
 
-from common.eventlog import EVENTS_FILE, EventLogError, read_events
-from common.protocol import (
-    AgentJoined,
-    AgentLeft,
-    BatchChanged,
-    Evaluated,
-    Event,
-    EventRecord,
-    GenerationStarted,
-    JobCancelled,
-    JobCompleted,
-    JobFailed,
-    JobStateChanged,
-    JobSubmitted,
-    ModelFitted,
-    RoundDecided,
-    RunEnded,
-    RunStarted,
-    TrainingSample,
-    Verified,
-)
-from common.types import JobSpec, JobState, replicas_of
+from analysis.log.frames import SORTED_BY_JOB, Frames
+from common.protocol import AgentJoined, JobCompleted, RunEnded, RunStarted
+from common.types import JobSpec, JobState, Node
 
-RUN_MARKS = (EVENTS_FILE, "journal.msgpack", "outbox")
-"""What the folder of a run holds; one with a journal or an outbox but no log has lost its log."""
-
-SCHEDULER = "scheduler"
-HOLDS_DECIDED_SLOTS = frozenset({JobState.STARTING, JobState.RUNNING})
-
-
-class NoRuns(Exception):
-    """There is nothing to read at the given place; the text is for people."""
-
-
-class Line(NamedTuple):
-    """A record, the number of its line in the log, and its time on the scheduler's clock."""
-
-    number: int
-    t_s: float
-    record: EventRecord
-
-    @property
-    def event(self) -> Event:
-        return self.record.event
+HOLDS_DECIDED_SLOTS = (JobState.STARTING, JobState.RUNNING)
+SPEC_FIELDS = [name for name in JobSpec.__struct_fields__ if name not in ("id", "settings")]
+Steps = list[tuple[float, int]]
+"""(time, value): a function of time that has the value from that time on, and 0 before."""
 
 
 @dataclass(frozen=True)
-class RunLog:
-    """A log as far as it could be read; `fault` says why the reading ended early ("" where it did not)."""
-
-    path: Path
-    records: list[EventRecord]
-    fault: str = ""
-
-    @property
-    def run_id(self) -> str:
-        return self.records[0].run_id if self.records else _utf8(self.path.parent.name)
-
-
-def find_logs(place: Path) -> list[Path]:
-    """Paths of the logs at `place`: a log, the folder of a run, or a folder with such folders at any depth;
-    hidden ones in it, where a simulated run is until it is complete, are passed over.
-
-    Raises NoRuns. A path is also given for the folder of a run whose log is missing.
-    """
-    if place.is_file():
-        return [place]
-    if not place.is_dir():
-        raise NoRuns(f"{place}: no such file or folder")
-    found: list[Path] = []
-    unvisited = [place]
-    while unvisited:
-        folder = unvisited.pop()
-        try:
-            entries = {entry.name: entry for entry in folder.iterdir()}
-            folders = [
-                entry
-                for name, entry in entries.items()
-                if not name.startswith(".") and entry.is_dir() and not entry.is_symlink()
-            ]
-        except OSError as error:
-            if folder == place:
-                raise NoRuns(f"{place}: cannot be read: {error.strerror}") from error
-            continue
-        if any(mark in entries for mark in RUN_MARKS):
-            found.append(folder / EVENTS_FILE)
-        else:
-            unvisited.extend(folders)
-    if not found:
-        raise NoRuns(f"{place}: no run in it (a run is a folder with {EVENTS_FILE})")
-    return sorted(found)
-
-
-def read_log(path: Path) -> RunLog:
-    """Read a log up to its end or its first fault. Never raises for what stands in a file."""
-    records: list[EventRecord] = []
-    try:
-        for record in read_events(path):
-            records.append(record)
-    except EventLogError as error:
-        return RunLog(path, records, _utf8(str(error)))
-    return RunLog(path, records)
-
-
-def _utf8(text: str) -> str:
-    """Names of folders may be any bytes; what goes on from here can be encoded."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-# --------------------------------------------------------------------------- one order, one clock
-
-
-def streams(records: Sequence[EventRecord]) -> dict[tuple[str, str], list[Line]]:
-    """Lines by (source, incarnation), each list in order of seq, a repeated seq kept once.
-
-    The log is in order of arrival, and a repaired event arrives late. Times are put on the clock of the
-    scheduler's first incarnation by the median difference between wall clock and monotonic clock, so that
-    agents on other machines fit in; within that incarnation they are its own, untouched.
-    """
-    by_stream: dict[tuple[str, str], list[tuple[int, EventRecord]]] = {}
-    for number, record in enumerate(records, start=1):
-        by_stream.setdefault((record.source, record.incarnation), []).append((number, record))
-    reference = next((key for key in by_stream if key[0] == SCHEDULER), next(iter(by_stream), None))
-    offsets_s = {
-        key: statistics.median(record.wall_s - record.t_s for _, record in numbered)
-        for key, numbered in by_stream.items()
-    }
-    ordered = {}
-    for key, numbered in by_stream.items():
-        assert reference is not None
-        shift_s = 0.0 if key == reference else offsets_s[key] - offsets_s[reference]
-        first_of_seq: dict[int, Line] = {}
-        for number, record in numbered:
-            first_of_seq.setdefault(record.seq, Line(number, record.t_s + shift_s, record))
-        ordered[key] = [first_of_seq[seq] for seq in sorted(first_of_seq)]
-    return ordered
-
-
-def merge(by_stream: dict[tuple[str, str], list[Line]]) -> list[Line]:
-    """All lines in order of time; the order within a stream is kept whatever its clock did."""
-
-    def keyed(order: int, lines: Iterable[Line]) -> Iterable[tuple[float, int, int, Line]]:
-        latest_s = float("-inf")
-        for line in lines:
-            latest_s = max(latest_s, line.t_s)
-            yield latest_s, order, line.record.seq, line
-
-    # At equal times the scheduler comes first: what it orders is done after.
-    keys = sorted(by_stream, key=lambda key: (key[0] != SCHEDULER, key))
-    merged = heapq.merge(*(keyed(order, by_stream[key]) for order, key in enumerate(keys)))
-    return [line for *_, line in merged]
-
-
-# --------------------------------------------------------------------------- what the jobs did
-
-
-@dataclass
 class JobHistory:
-    """One job. Lists of (time, ...) pairs are in order."""
+    """One job."""
 
     spec: JobSpec
-    submitted_s: float
-    accumulates_alone: bool = False
+    accumulates_alone: bool
     """As in `JobSubmitted`."""
-    state: JobState = JobState.PENDING
-    ended_s: float | None = None
-    end: JobState | None = None
-    reason: str = ""
+    submitted_s: float
+    state: JobState
+    """At the end of the log."""
+    end: JobState | None
+    ended_s: float | None
+    reason: str
     """Why it failed."""
-    completed: JobCompleted | None = None
-    verified: Verified | None = None
-    verifying_s: float | None = None
+    completed: JobCompleted | None
+    verified: bool
+    """Completed, and the last word of its verifier is that nothing is wrong."""
+    verifying_s: float | None
     """When its verification began."""
-    decided: int = 0
-    """Replicas of the last decision."""
-    slots: list[tuple[float, int]] = field(default_factory=list)
-    """Slots for training from that time on, by the scheduler's decisions, while it is starting or running."""
-    verifier: list[tuple[float, int]] = field(default_factory=list)
-    """Slots of its verifier from that time on: 1 while it is verifying."""
-    generations: list[tuple[float, GenerationStarted]] = field(default_factory=list)
-    """Each at the end of its first step."""
-    batch_changes: int = 0
-    samples: list[tuple[float, TrainingSample]] = field(default_factory=list)
-    evaluations: list[Evaluated] = field(default_factory=list)
-    fits: list[tuple[float, ModelFitted]] = field(default_factory=list)
+    batch_changes: int
+    slots: Steps
+    """Slots for training, by the scheduler's decisions, while the job is starting or running."""
+    verifier: Steps
+    """Slots of its verifier: 1 while the job is being verified."""
+    frames: Frames = field(repr=False)
+    rows: dict[str, slice] = field(repr=False)
+    """The job's rows in the frames that are sorted by job."""
 
     @property
     def jct_s(self) -> float | None:
-        """Verified completion - submission, by the scheduler's clock; None unless completed."""
+        """Seconds from submission to verified completion; None unless completed."""
         return self.ended_s - self.submitted_s if self.completed and self.ended_s is not None else None
 
-    def note_slots(self, t_s: float) -> None:
-        """Append to `slots` and `verifier` where the state or the decision has changed them."""
-        training = self.decided if self.state in HOLDS_DECIDED_SLOTS else 0
-        if training != (self.slots[-1][1] if self.slots else 0):
-            self.slots.append((t_s, training))
-        verifying = int(self.state is JobState.VERIFYING)
-        if verifying != (self.verifier[-1][1] if self.verifier else 0):
-            self.verifier.append((t_s, verifying))
+    @cached_property
+    def samples(self) -> pl.DataFrame:
+        return self._of_job("samples")
 
+    @cached_property
+    def generations(self) -> pl.DataFrame:
+        return self._of_job("generations")
 
-@dataclass
-class RunHistory:
-    """A run, rebuilt from its log."""
+    @cached_property
+    def evaluations(self) -> pl.DataFrame:
+        return self._of_job("evaluations")
 
-    jobs: dict[str, JobHistory] = field(default_factory=dict)
-    started: RunStarted | None = None
-    ended: bool = False
-    """By a RunEnded that no later RunStarted takes back."""
-    active_at_end: frozenset[str] = frozenset()
-    """Jobs that it names as under way."""
-    nodes: dict[str, int] = field(default_factory=dict)
-    """Slots of each node that is there."""
-    capacity: list[tuple[float, int]] = field(default_factory=list)
-    """Slots of all nodes from that time on."""
-    largest_node: int = 0
-    last_s: float = 0.0
+    @cached_property
+    def models(self) -> pl.DataFrame:
+        return self._of_job("models")
 
-    def note_capacity(self, t_s: float) -> None:
-        self.capacity.append((t_s, sum(self.nodes.values())))
-        self.largest_node = max(self.largest_node, *self.nodes.values(), 0)
-
-
-def rebuild(lines: Sequence[Line]) -> RunHistory:
-    """Replay merged lines. What names a job that was never submitted is passed over (the audit tells)."""
-    run = RunHistory()
-    for _, t_s, record in lines:
-        event = record.event
-        run.last_s = max(run.last_s, t_s)
-        match event:
-            case RunStarted():
-                run.started = run.started or event
-                run.ended = False
-            case RunEnded():
-                run.ended = True
-                run.active_at_end = frozenset(event.active)
-            case AgentJoined():
-                run.nodes[event.node.name] = event.node.slots
-                run.note_capacity(t_s)
-            case AgentLeft():
-                run.nodes.pop(event.node, None)
-                run.note_capacity(t_s)
-            case JobSubmitted():
-                run.jobs.setdefault(event.spec.id, JobHistory(event.spec, t_s, event.accumulates_alone))
-            case RoundDecided():
-                for job_id, allocation in event.allocations.items():
-                    if job := run.jobs.get(job_id):
-                        job.decided = replicas_of(allocation)
-                        job.note_slots(t_s)
-            case _:
-                if job := run.jobs.get(getattr(event, "job_id", "")):
-                    _note(job, t_s, event)
-    for job in run.jobs.values():
-        # Rank 0 moves between nodes: generations order its samples, whatever the nodes' clocks say.
-        job.samples.sort(key=lambda sample: sample[1].generation)
-        job.generations.sort(key=lambda started: started[1].generation)
-    return run
+    def _of_job(self, name: str) -> pl.DataFrame:
+        rows = self.rows[name]
+        frame: pl.DataFrame = getattr(self.frames, name)
+        return frame.slice(rows.start, rows.stop - rows.start)
 
 
 @dataclass(frozen=True)
-class Replay:
-    """Everything that audit and metrics need of one log."""
+class RunHistory:
+    """A run as a whole, and its jobs by id in the order of submission."""
 
-    records: Sequence[EventRecord]
-    streams: dict[tuple[str, str], list[Line]]
-    lines: list[Line]
-    run: RunHistory
-
-
-def replay(records: Sequence[EventRecord]) -> Replay:
-    by_stream = streams(records)
-    lines = merge(by_stream)
-    return Replay(records, by_stream, lines, rebuild(lines))
-
-
-def _note(job: JobHistory, t_s: float, event: Event) -> None:
-    match event:
-        case JobStateChanged():
-            job.state = event.new
-            job.note_slots(t_s)
-            if event.new is JobState.VERIFYING:
-                job.verifying_s = t_s
-        case GenerationStarted():
-            job.generations.append((t_s, event))
-        case BatchChanged():
-            job.batch_changes += 1
-        case TrainingSample():
-            job.samples.append((t_s, event))
-        case Evaluated():
-            job.evaluations.append(event)
-        case ModelFitted():
-            job.fits.append((t_s, event))
-        case Verified():
-            job.verified = event
-        case JobCompleted() | JobFailed() | JobCancelled() if job.end is None:
-            job.end = END_STATES[type(event)]
-            job.ended_s = t_s
-            job.state = job.end
-            job.note_slots(t_s)
-            job.completed = event if isinstance(event, JobCompleted) else None
-            job.reason = event.reason if isinstance(event, JobFailed) else ""
-        case _:
-            pass
+    frames: Frames = field(repr=False)
+    jobs: dict[str, JobHistory]
+    started: RunStarted | None
+    """The first start: a run that was resumed has several."""
+    ended: bool
+    """The run has ended and was not resumed."""
+    active_at_end: frozenset[str]
+    """Jobs that were under way when the run ended."""
+    nodes: tuple[Node, ...]
+    """Every node that ever joined, by name, as it joined last."""
+    capacity: Steps
+    """Slots of all nodes that are there."""
+    largest_node: int
+    """Most slots of a node."""
+    last_s: float
+    """Time of the last event."""
 
 
-END_STATES: dict[type[Event], JobState] = {
-    JobCompleted: JobState.COMPLETED,
-    JobFailed: JobState.FAILED,
-    JobCancelled: JobState.CANCELLED,
-}
+def history(frames: Frames) -> RunHistory:
+    """Rebuild a run. Events of a job that was never submitted are ignored; the audit reports them."""
+    starts = frames.runs.filter(pl.col("type") == RunStarted.__name__)
+    ends = frames.runs.filter(pl.col("type") == RunEnded.__name__)
+    started = None
+    if len(starts):
+        row = starts.row(0, named=True)
+        started = RunStarted(**{name: row[name] for name in RunStarted.__struct_fields__})
+    nodes, capacity, largest = _nodes(frames.nodes)
+    times_s = frames.events.filter(~pl.col("repeated"))["time_s"].to_numpy()
+    return RunHistory(
+        frames=frames,
+        jobs=_jobs(frames),
+        started=started,
+        ended=bool(len(frames.runs)) and frames.runs["type"][-1] == RunEnded.__name__,
+        active_at_end=frozenset(ends["active"][-1] if len(ends) else ()),
+        nodes=nodes,
+        capacity=capacity,
+        largest_node=largest,
+        last_s=float(np.fmax.reduce(times_s, initial=0.0)),
+    )
 
 
-def integral(steps: Sequence[tuple[float, int]], start_s: float, end_s: float) -> float:
-    """Integral over [start_s, end_s] of the function that is `value` from each `t_s` on, and 0 before."""
+def integral(steps: Steps, start_s: float, end_s: float) -> float:
+    """Integral of a step function over [start_s, end_s]."""
     if not steps or not end_s > start_s:
         return 0.0
     times, values = np.array(steps, dtype=float).T
     return float(values @ np.diff(np.clip(np.append(times, np.inf), start_s, end_s)))
+
+
+def _nodes(changes: pl.DataFrame) -> tuple[tuple[Node, ...], Steps, int]:
+    """Every node that joined, the slots of those that are there over time, and the slots of the largest."""
+    known: dict[str, Node] = {}
+    there: dict[str, int] = {}
+    capacity: Steps = []
+    largest = 0
+    for row in changes.iter_rows(named=True):
+        if row["type"] == AgentJoined.__name__:
+            fields = ("slots", "slot_speed", "store_host", "store_port")
+            known[row["node"]] = Node(name=row["node"], **{name: row[name] for name in fields})
+            there[row["node"]] = row["slots"]
+            largest = max(largest, row["slots"])
+        else:
+            there.pop(row["node"], None)
+        capacity.append((row["time_s"], sum(there.values())))
+    return tuple(known[name] for name in sorted(known)), capacity, largest
+
+
+def _jobs(frames: Frames) -> dict[str, JobHistory]:
+    count = len(frames.jobs)
+    timeline = _timeline(frames)
+    slots, verifier = (_steps(timeline, value, count) for value in ("training", "verifying"))
+    states = _last(timeline, pl.col("state"), "state")
+    began = _last(timeline.filter(pl.col("changed") == JobState.VERIFYING), pl.col("time_s"), "time_s")
+    ends = frames.ends.unique("job_id", keep="first", maintain_order=True)
+    by_job = {row["job_id"]: row for row in ends.iter_rows(named=True)}
+    ok = dict(frames.verifications.select("job_id", "ok").iter_rows())  # the last one counts
+    changes = np.bincount(frames.job_numbers(frames.batches["job_id"]), minlength=count + 1).tolist()
+    by_name = frames.by_name()
+    rows = {name: _slices(frames.job_numbers(by_name[name]["job_id"]), count) for name in SORTED_BY_JOB}
+    jobs = {}
+    for number, job in enumerate(frames.jobs.iter_rows(named=True)):
+        job_id = job["job_id"]
+        end = by_job.get(job_id)
+        completed = None
+        if end and end["type"] == JobCompleted.__name__:
+            fields = JobCompleted.__struct_fields__
+            completed = JobCompleted(**{name: end[name] for name in fields})
+        jobs[job_id] = JobHistory(
+            spec=JobSpec(
+                id=job_id,
+                settings={one["name"]: one["value"] for one in job["settings"]},
+                **{name: job[name] for name in SPEC_FIELDS},
+            ),
+            accumulates_alone=job["accumulates_alone"],
+            submitted_s=job["submitted_s"],
+            state=JobState(states.get(number, JobState.PENDING)),
+            end=JobState(job["end"]) if job["end"] else None,
+            ended_s=job["ended_s"],
+            reason=(end and end["reason"]) or "",
+            completed=completed,
+            verified=bool(completed and completed.verified and ok.get(job_id)),
+            verifying_s=began.get(number),
+            batch_changes=changes[number],
+            slots=slots[number],
+            verifier=verifier[number],
+            frames=frames,
+            rows={name: slices[number] for name, slices in rows.items()},
+        )
+    return jobs
+
+
+def _timeline(frames: Frames) -> pl.DataFrame:
+    """Decisions, changes of state and the first end of each job, by job and time, with what holds after them:
+    `state`, slots for `training` and slots for `verifying`."""
+    place = ("job_id", "position", "time_s")
+    decided = frames.decisions.filter(pl.col("replicas").is_not_null())
+    changed = frames.states.select(*place, changed="new")
+    ended = frames.jobs.filter(pl.col("end").is_not_null()).select("job_id", changed="end")
+    ends = frames.ends.unique("job_id", keep="first", maintain_order=True).select(*place)
+    parts = [decided.select(*place, "replicas"), changed, ends.join(ended, on="job_id")]
+    events = pl.concat(parts, how="diagonal")
+    events = events.with_columns(job=pl.Series(frames.job_numbers(events["job_id"])))
+    events = events.filter(pl.col("job") < len(frames.jobs)).drop("job_id")
+    held = events.sort("job", "position", maintain_order=True).with_columns(
+        replicas=pl.col("replicas").forward_fill().over("job").fill_null(0),
+        state=pl.col("changed").forward_fill().over("job").fill_null(JobState.PENDING),
+    )
+    return held.with_columns(
+        training=pl.when(pl.col("state").is_in(HOLDS_DECIDED_SLOTS)).then("replicas").otherwise(0),
+        verifying=(pl.col("state") == JobState.VERIFYING).cast(pl.Int64),
+    )
+
+
+def _steps(timeline: pl.DataFrame, value: str, jobs: int) -> list[Steps]:
+    """Where the value of each job changes, from 0."""
+    before = pl.col(value).shift(1, fill_value=0).over("job")
+    changes = timeline.filter(pl.col(value) != before).select("job", "time_s", value)
+    steps = list(zip(changes["time_s"].to_list(), changes[value].to_list(), strict=True))
+    return [steps[rows] for rows in _slices(changes["job"].to_numpy(), jobs)]
+
+
+def _last(timeline: pl.DataFrame, value: pl.Expr, name: str) -> dict[int, Any]:
+    """The last value of each job that has one."""
+    return dict(timeline.group_by("job").agg(value.last()).select("job", name).iter_rows())
+
+
+def _slices(jobs: np.ndarray, count: int) -> list[slice]:
+    """The rows of each job, where rows are sorted by the number of their job."""
+    bounds = np.searchsorted(jobs, np.arange(count + 1)).tolist()
+    return [slice(first, last) for first, last in pairwise(bounds)]

@@ -294,9 +294,9 @@ def useful_examples_at(job: JobHistory, times_s: np.ndarray) -> np.ndarray:
     """M0 x progress at each time (an array of the same shape). Progress grows evenly within the window of
     each sample of the job, and stands still between windows."""
     at_s, progress = [job.submitted_s], [0.0]
-    for t_s, sample in job.samples:
-        at_s += [max(t_s - sample.window_s, at_s[-1]), max(t_s, at_s[-1])]
-        progress += [progress[-1], sample.progress]
+    for t_s, window_s, reached in job.samples.select("time_s", "window_s", "progress").iter_rows():
+        at_s += [max(t_s - window_s, at_s[-1]), max(t_s, at_s[-1])]
+        progress += [progress[-1], reached]
     if job.completed and job.verifying_s is not None:
         at_s.append(max(job.verifying_s, at_s[-1]))
         progress.append(job.completed.progress)

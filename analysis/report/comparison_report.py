@@ -14,7 +14,7 @@ from analysis.compare.experiment_runs import Experiment, gather
 from analysis.compare.intervals import ENOUGH_PAIRS, LEVEL
 from analysis.compare.pairing import LeftOut
 from analysis.compare.verdicts import summary_sentences, verdicts
-from analysis.log.history import NoRuns, Replay, RunHistory
+from analysis.log.history import RunHistory
 from analysis.report.comparison_figures import write_all
 from analysis.report.comparison_tables import comparison_tables
 from analysis.report.tables import stdout_console, to_console, to_markdown
@@ -47,7 +47,7 @@ SCOPE = (
 class ReferenceModel(Protocol):
     """Predicts how long jobs take alone, and how fast the machine was."""
 
-    def __call__(self, replayed: Replay, /) -> IsolatedTime | None: ...
+    def __call__(self, run: RunHistory, /) -> IsolatedTime | None: ...
 
     def step_time(self, run: RunHistory, /) -> float | None: ...
 
@@ -93,7 +93,7 @@ def make_report(
             is_calibrated = False
             rho_from = f"the models in each run's own log, as in summarize ({error})"
             experiment = gather(place, progress=progress)
-    except (NoRuns, ValueError) as error:  # ValueError: a path with a NUL
+    except ValueError as error:  # a path with a NUL
         raise UserError(str(error)) from error
     comparison = compare(experiment.runs, experiment.left_out, baselines)
     _check(comparison, place, baselines)

@@ -1,6 +1,7 @@
 """The project's one table renderer: a table of strings on a console, in Markdown and as plain text.
 
-The first column names the row and is aligned left; all others are aligned right.
+The first column names the row and is aligned left; all others are aligned right, unless the table says that
+they hold text.
 """
 
 import io
@@ -8,7 +9,7 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,25 +25,32 @@ class Table:
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+    text_columns: Sequence[str] = ()
+    """Columns that are aligned left, in addition to the first."""
+
+    def is_text(self, number: int) -> bool:
+        return number == 0 or self.columns[number] in self.text_columns
 
 
 def to_console(console: "Console", table: Table) -> None:
     """Print the table. Cells may come from logs, so they are never read as markup.
 
-    A terminal has short lines, so there the bounds of a figure go on a line of their own below it.
+    A terminal has short lines, so there the bounds of a figure go on a line of their own below it. Elsewhere the
+    table is padded text: rich takes a millisecond for each row.
     """
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    terminal = console.is_terminal
-    grid = RichTable(box=box.SIMPLE_HEAD if terminal else None, padding=(0, 1))
+    if not console.is_terminal:
+        console.out(to_text(table))
+        return
+    grid = RichTable(box=box.SIMPLE_HEAD, padding=(0, 1))
     for number, column in enumerate(table.columns):
-        grid.add_column(
-            Text(column), justify="right" if number else "left", overflow="fold", no_wrap=not number
-        )
+        justify: Literal["left", "right"] = "left" if table.is_text(number) else "right"
+        grid.add_column(Text(column), justify=justify, overflow="fold", no_wrap=not number)
     for row in table.rows:
-        grid.add_row(*(Text(_break_before_bounds(cell) if terminal else cell) for cell in row))
+        grid.add_row(*(Text(_break_before_bounds(cell)) for cell in row))
     if table.title:
         console.print(Text(table.title, style="bold"))
     console.print(grid)
@@ -61,8 +69,8 @@ def to_text(table: Table) -> str:
     widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
     lines = [
         "  ".join(
-            cell.rjust(width) if column else cell.ljust(width)
-            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if table.is_text(number) else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     ]

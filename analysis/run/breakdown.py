@@ -1,7 +1,8 @@
-"""Of what a job's completion time consists: where two runs of one job differ, this says in what. Pure."""
+"""The parts of a job's completion time, to see in which part two runs of one job differ. Pure."""
 
 from collections.abc import Sequence
 
+import polars as pl
 from msgspec import structs
 
 from analysis.log.history import JobHistory, integral
@@ -9,22 +10,22 @@ from common.types import Struct
 
 
 class Breakdown(Struct, frozen=True):
-    """Seconds of a completed job; together its completion time."""
+    """Seconds of a completed job; the sum is its completion time."""
 
     queue_s: float
     """From its submission to the first decision that gave it slots."""
     wait_s: float
-    """Each time it was given slots after it had none: until the start of the replicas that made its next
-    step. Most of it is waiting for others to leave these slots; the way of the orders is in it too."""
+    """Each time it gets slots after it had none: until the start of the replicas that make its next step. It
+    mostly waits for other jobs to leave these slots; the time that orders travel is included."""
     start_s: float
     """From the start of its first replicas to their first step."""
     training_s: float
-    """All the rest: steps and evaluations; and after a failure what went by before its replicas were started
-    anew, since no event tells when the former ones made their last step."""
+    """The rest: steps and evaluations. After a failure it includes the time until the replicas were
+    restarted, since no event says when the former ones made their last step."""
     rescale_s: float
-    """Without a step at later changes of its replicas."""
+    """Without a training step, at later changes of its replicas."""
     preempted_s: float
-    """Without slots after it once had some."""
+    """Without slots after it had some."""
     verification_s: float
 
 
@@ -32,13 +33,13 @@ PARTS: tuple[str, ...] = tuple(field.name for field in structs.fields(Breakdown)
 
 
 def breakdown(job: JobHistory) -> Breakdown | None:
-    """None where it did not complete, or its log does not say when it had slots."""
+    """None for a job that did not complete, or whose log does not say when it had slots."""
     jct_s = job.jct_s
     if jct_s is None or job.ended_s is None or not job.slots:
         return None
     first_s = job.slots[0][0]
     trained_s = job.ended_s if job.verifying_s is None else job.verifying_s
-    lost_s = [started.seconds_lost for _, started in job.generations]
+    lost_s = job.generations["seconds_lost"].to_list()
     held_s = integral([(t_s, int(slots > 0)) for t_s, slots in job.slots], first_s, trained_s)
     queue_s = first_s - job.submitted_s
     start_s, rescale_s = sum(lost_s[:1]), sum(lost_s[1:])
@@ -57,8 +58,11 @@ def breakdown(job: JobHistory) -> Breakdown | None:
 
 
 def _waiting_s(job: JobHistory, trained_s: float) -> float:
-    """Seconds with slots, but without replicas of its own in them: `seconds_lost` of a group without
-    survivors begins with the start of its replicas."""
+    """Seconds with slots, but without replicas in them: `seconds_lost` of a group without survivors begins
+    with the start of its replicas."""
+    first_steps = job.generations.select(
+        "time_s", started_s=pl.col("time_s") - pl.col("seconds_lost") - pl.col("first_step_s")
+    ).rows()
     changes = [(t_s, slots) for t_s, slots in job.slots if t_s < trained_s]
     waiting_s = 0.0
     since_s: float | None = None
@@ -66,16 +70,12 @@ def _waiting_s(job: JobHistory, trained_s: float) -> float:
         if slots and since_s is None:
             since_s = t_s
         elif not slots and since_s is not None:
-            begun_s = (
-                told_s - started.seconds_lost - started.first_step_s
-                for told_s, started in job.generations
-                if since_s <= told_s <= t_s
-            )
-            waiting_s += max(next(begun_s, t_s) - since_s, 0.0)
+            starts_s = (started_s for step_s, started_s in first_steps if since_s <= step_s <= t_s)
+            waiting_s += max(next(starts_s, t_s) - since_s, 0.0)
             since_s = None
     return waiting_s
 
 
 def mean_breakdown(parts: Sequence[Breakdown]) -> Breakdown:
-    """Of at least one."""
+    """The mean of each part, over at least one job."""
     return Breakdown(*(sum(getattr(one, name) for one in parts) / len(parts) for name in PARTS))

@@ -1,24 +1,24 @@
-"""Finish-time fairness: how long a job took, over how long it had taken alone on its share. Pure."""
+"""Finish-time fairness: the time that a job took / the time that it takes alone on its share. Pure."""
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from analysis.log.history import JobHistory, RunHistory, integral
-from common.goodput.model import BatchBounds, best_batch
+from common.goodput.model import BatchBounds, Numbers, best_batch
 from common.types import GradientStatistics, Struct, ThroughputParameters
 
 PIECES = 16
-"""Into how many equal parts of its progress a job's isolated run is divided."""
+"""Equal parts of its progress into which a job's isolated run is divided."""
 
 IsolatedTime: TypeAlias = Callable[[JobHistory, float], float | None]
-"""Seconds from submission to completion of a job, alone on that many slots; None where they cannot be had."""
+"""Seconds from submission to completion of a job, alone on that many slots; None where they are unknown."""
 
 
 class Fairness(Struct, frozen=True):
-    """Finish-time fairness rho over the completed jobs with a model; Jain's index is of 1/rho."""
+    """Finish-time fairness rho over the completed jobs that have a model; Jain's index is that of 1/rho."""
 
     worst_rho: float | None
     mean_rho: float | None
@@ -42,8 +42,8 @@ def fairness(rhos: Sequence[float | None]) -> Fairness:
 def finish_time_fairness(run: RunHistory, isolated: IsolatedTime | None = None) -> list[float | None]:
     """rho = JCT / JCT_isolated of every job, in order of submission (Themis' finish-time fairness).
 
-    Isolated: alone, from its submission on, on slots / (mean number of active jobs in its life); how long
-    that takes says `isolated`, without it the models in the run's own log (`isolated_jct_s`).
+    Isolated: alone from its submission on, on slots / (mean number of active jobs in its life). `isolated`
+    gives the time that this takes; without it, the models in the run's own log do (`isolated_jct_s`).
     """
     jobs = list(run.jobs.values())
     begins = np.array([job.submitted_s for job in jobs])
@@ -64,18 +64,19 @@ def finish_time_fairness(run: RunHistory, isolated: IsolatedTime | None = None) 
 
 
 def isolated_jct_s(job: JobHistory, share: float, node_slots: int) -> float | None:
-    """Completion time of a completed job, alone on `share` slots of nodes with `node_slots` each.
+    """Seconds to completion of a completed job, alone on `share` slots of nodes with `node_slots` each.
 
-    The training is integrated over the job's own progress: at each part of it with the gradient statistics
-    that it showed there, the last throughput model fitted to it, and the batch of the largest goodput.
-    Between two whole numbers of replicas the time is interpolated; below one slot it is one slot's time
-    / share. Added is what comes to it alone as well: its first start and its verification, as they were.
+    The training is integrated over the job's own progress: each part of it with the gradient statistics that
+    the job showed there, the last throughput model fitted to it, and the batch of the largest goodput.
+    Between two whole numbers of replicas the time is interpolated; below one slot it is the time of one slot
+    / share. Its first start and its verification are added as they were: it would need them alone as well.
     None without model, statistics or share.
     """
-    if not job.completed or not job.fits or job.ended_s is None or not share > 0 or node_slots < 1:
+    if not job.completed or job.models.is_empty() or job.ended_s is None or not share > 0 or node_slots < 1:
         return None
-    parameters, statistics = job.fits[-1][1].parameters, statistics_by_progress(job)
-    if not statistics or not usable(parameters):
+    parameters = parameters_of(job.models.row(-1, named=True))
+    known_at, known = statistics_by_progress(job)
+    if not known or not usable(parameters.alpha_c + parameters.beta_c, parameters.gamma):
         return None
     bounds = BatchBounds.of(job.spec, job.accumulates_alone)
     if bounds.min_atomic < 1 or bounds.initial < 1 or bounds.max_atomic < 1:
@@ -84,31 +85,53 @@ def isolated_jct_s(job: JobHistory, share: float, node_slots: int) -> float | No
     low = min(max(int(share), 1), most)
     replicas = np.array([low, min(low + 1, most)])
     nodes = -(-replicas // node_slots)
-    known_at = [progress for progress, _ in statistics]
     part = job.completed.progress / PIECES
+    middles = (np.arange(PIECES) + 0.5) * part
+    rates: dict[tuple[float, float], npt.NDArray[np.float64]] = {}
     training_s = np.zeros(2)
-    for piece in range(PIECES):
-        index = max(bisect_right(known_at, (piece + 0.5) * part) - 1, 0)
-        rate = best_batch(bounds, parameters, statistics[index][1], nodes, replicas).goodput
-        with np.errstate(divide="ignore", invalid="ignore"):
-            training_s += bounds.initial * part / rate
+    with np.errstate(divide="ignore", invalid="ignore"):
+        for index in np.maximum(np.searchsorted(known_at, middles, side="right") - 1, 0).tolist():
+            sqr, var = known[index]
+            if (sqr, var) not in rates:
+                statistics = GradientStatistics(sqr=sqr, var=var)
+                rates[sqr, var] = best_batch(bounds, parameters, statistics, nodes, replicas).goodput
+            training_s += bounds.initial * part / rates[sqr, var]
     alone_s = training_s[0] / min(share, 1.0)
     if share > low and np.isfinite(training_s[1]):
         alone_s += min(share - low, 1.0) * (training_s[1] - training_s[0])
-    started_s = job.generations[0][1].seconds_lost if job.generations else 0.0
+    started_s = job.generations["seconds_lost"][0] if len(job.generations) else 0.0
     verified_s = job.ended_s - job.verifying_s if job.verifying_s is not None else 0.0
     total_s = float(alone_s) + started_s + verified_s
     return total_s if np.isfinite(total_s) else None
 
 
-def statistics_by_progress(job: JobHistory) -> list[tuple[float, GradientStatistics]]:
-    """The trusted gradient statistics of the samples by progress, or those of the last fit."""
-    known = [(s.progress, s.statistics) for _, s in job.samples if s.statistics and s.statistics.trusted]
-    if not known and job.fits and (last := job.fits[-1][1].statistics):
-        known = [(0.0, last)]
-    return sorted(known, key=lambda pair: pair[0])
+def statistics_by_progress(
+    job: JobHistory,
+) -> tuple[npt.NDArray[np.float64], list[tuple[float, float]]]:
+    """The trusted gradient statistics (sqr, var) of the samples, sorted by progress: where, and which.
+    Without any, those of the last fit."""
+    trusted = job.samples.get_column("trusted").fill_null(False).to_numpy()
+    if not trusted.any():
+        last = job.models.row(-1, named=True)
+        known = [] if last["sqr"] is None else [(last["sqr"], last["var"])]
+        return np.zeros(len(known)), known
+    progress, sqr, var = (
+        job.samples.get_column(name).to_numpy()[trusted] for name in ("progress", "sqr", "var")
+    )
+    order = np.argsort(progress, kind="stable")
+    return progress[order], list(zip(sqr[order].tolist(), var[order].tolist(), strict=True))
 
 
-def usable(parameters: ThroughputParameters) -> bool:
-    """Whether the model gives a time at all: its logarithms are taken."""
-    return parameters.alpha_c + parameters.beta_c > 0 and parameters.gamma > 0
+def parameters_of(model: dict[str, Any]) -> ThroughputParameters:
+    """Those of a row of the frame `models`."""
+    return ThroughputParameters(**{name: model[name] for name in ThroughputParameters.__struct_fields__})
+
+
+def statistics_of(model: dict[str, Any]) -> GradientStatistics:
+    """Those of a row of the frame `models` that has some."""
+    return GradientStatistics(**{name: model[name] for name in GradientStatistics.__struct_fields__})
+
+
+def usable(compute_s: Numbers, gamma: Numbers) -> npt.NDArray[np.bool_]:
+    """Whether a model gives a time: its computing time, `alpha_c` + `beta_c`, must have a logarithm."""
+    return np.asarray((np.asarray(compute_s) > 0) & (np.asarray(gamma) > 0))

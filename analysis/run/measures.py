@@ -1,21 +1,31 @@
-"""The figures of a run, from its rebuilt history. Pure. What cannot be had is None, never 0.
+"""The measures of a run. Pure. A measure that a log cannot give is None, never 0.
 
 Slots and queueing follow the scheduler's decisions on its own clock, so that a live log and a simulated one
 are measured alike; training follows the samples of rank 0.
 """
 
 import math
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 
 import numpy as np
+import numpy.typing as npt
+import polars as pl
 
 from analysis.log.audit import Audit
 from analysis.log.history import JobHistory, RunHistory, integral
-from analysis.run.fairness import Fairness, IsolatedTime, fairness, finish_time_fairness, usable
+from analysis.run.fairness import (
+    Fairness,
+    IsolatedTime,
+    fairness,
+    finish_time_fairness,
+    parameters_of,
+    statistics_of,
+    usable,
+)
 from common.goodput.model import goodput
 from common.types import JobState, Struct
+
+FloatArray = npt.NDArray[np.float64]
 
 
 class JobCounts(Struct, frozen=True):
@@ -45,14 +55,14 @@ class QueueTimes(Struct, frozen=True):
 
 class GoodputFigures(Struct, frozen=True):
     """`cluster_mean`: useful examples a second, M0 x final progress of all jobs over the run's span.
-    `modelled_over_realised`: what the models in force foretold over what the same samples show."""
+    `modelled_over_realised`: predicted by the models in force / realised, over the same samples."""
 
     cluster_mean: float | None
     modelled_over_realised: float | None
 
 
 class ThroughputFigures(Struct, frozen=True):
-    """Examples a second that all jobs processed, work done twice included, over the run's span."""
+    """Examples a second that all jobs processed over the run's span; repeated work counts each time."""
 
     cluster_mean: float | None
 
@@ -82,7 +92,7 @@ class JobSummary(Struct, frozen=True):
 
 
 class RunSummary(Struct, frozen=True):
-    """What `summarize --json` prints a run."""
+    """What `summarize --json` prints for each run."""
 
     run_id: str
     policy: str | None
@@ -102,23 +112,24 @@ class RunSummary(Struct, frozen=True):
     per_job: tuple[JobSummary, ...]
 
 
-def summary(run_id: str, run: RunHistory, verdict: Audit, isolated: IsolatedTime | None = None) -> RunSummary:
+def summary(run: RunHistory, verdict: Audit, isolated: IsolatedTime | None = None) -> RunSummary:
     """`isolated`: see `finish_time_fairness`."""
     jobs = list(run.jobs.values())
     jcts_s = [jct for job in jobs if (jct := job.jct_s) is not None]
     queues_s = [queue for job in jobs if (queue := queue_s(job)) is not None]
     rhos = dict(zip(run.jobs, finish_time_fairness(run, isolated), strict=True))
     span_s = _span_s(run)
+    lost_s = [seconds for job in jobs for seconds in job.generations["seconds_lost"].to_list()[1:]]
     started = run.started
     return RunSummary(
-        run_id=run_id,
+        run_id=run.frames.run_id,
         policy=started.policy if started else None,
         workload=started.workload if started else None,
         seed=started.seed if started else None,
         jobs=JobCounts(
             submitted=len(jobs),
             completed=sum(job.end is JobState.COMPLETED for job in jobs),
-            verified=sum(is_verified(job) for job in jobs),
+            verified=sum(job.verified for job in jobs),
             failed=sum(job.end is JobState.FAILED for job in jobs),
             cancelled=sum(job.end is JobState.CANCELLED for job in jobs),
         ),
@@ -132,14 +143,14 @@ def summary(run_id: str, run: RunHistory, verdict: Audit, isolated: IsolatedTime
         queue_s=QueueTimes(mean=_mean(queues_s)),
         goodput=GoodputFigures(
             cluster_mean=_over(_total(useful_examples(job) for job in jobs), span_s),
-            modelled_over_realised=modelled_over_realised(jobs),
+            modelled_over_realised=modelled_over_realised(run),
         ),
         throughput=ThroughputFigures(cluster_mean=_over(_total(examples(job) for job in jobs), span_s)),
-        efficiency_mean=efficiency_mean(jobs),
+        efficiency_mean=efficiency_mean(run),
         slot_utilisation=slot_utilisation(run),
         rescales=Rescales(
             count=sum(rescales(job) for job in jobs),
-            seconds=sum((anew.seconds_lost for job in jobs for _, anew in job.generations[1:]), 0.0),
+            seconds=sum(lost_s, 0.0),
         ),
         fairness=fairness(list(rhos.values())),
         audit=verdict,
@@ -154,7 +165,7 @@ def summary(run_id: str, run: RunHistory, verdict: Audit, isolated: IsolatedTime
                 rescales=rescales(job),
                 metric=metric(job),
                 target=job.spec.target,
-                verified=is_verified(job),
+                verified=job.verified,
                 rho=rhos[job_id],
             )
             for job_id, job in run.jobs.items()
@@ -177,56 +188,70 @@ def replicas_mean(job: JobHistory, until_s: float) -> float | None:
 
 
 def batch_mean(job: JobHistory) -> float | None:
-    weighted = sum(s.window_s * s.config.total_batch(s.replicas) for _, s in job.samples)
-    return _over(weighted, sum(sample.window_s for _, sample in job.samples))
+    """Total batch in examples, over the time of the job's samples."""
+    window_s = job.samples.get_column("window_s").to_numpy()
+    return _over(_sum(window_s * total_batch(job.samples)), _sum(window_s))
+
+
+def total_batch(samples: pl.DataFrame) -> FloatArray:
+    """Examples a step of each sample."""
+    replicas, atomic_batch, accumulation = (
+        np.asarray(samples.get_column(name).to_numpy(), dtype=np.float64)
+        for name in ("replicas", "atomic_batch", "accumulation")
+    )
+    return np.asarray(replicas * atomic_batch * (accumulation + 1))
 
 
 def rescales(job: JobHistory) -> int:
-    return len(job.generations[1:])
+    """New process groups after the first one."""
+    return max(len(job.generations) - 1, 0)
 
 
 def metric(job: JobHistory) -> float | None:
+    """At completion, else at the last evaluation."""
     if job.completed:
         return job.completed.metric
-    return job.evaluations[-1].metric if job.evaluations else None
-
-
-def is_verified(job: JobHistory) -> bool:
-    return bool(job.completed and job.completed.verified and job.verified and job.verified.ok)
+    return job.evaluations["metric"][-1] if len(job.evaluations) else None
 
 
 def useful_examples(job: JobHistory) -> float | None:
     """M0 x final progress: what the work done was worth at the initial batch size."""
     if job.completed:
         return job.spec.min_batch_size * job.completed.progress
-    return job.spec.min_batch_size * job.samples[-1][1].progress if job.samples else None
+    return job.spec.min_batch_size * job.samples["progress"][-1] if len(job.samples) else None
 
 
-def examples(job: JobHistory) -> int | None:
+def examples(job: JobHistory) -> float | None:
     """Examples processed. Where work was lost the total goes back, but that work was done all the same."""
-    if not job.samples:
+    if job.samples.is_empty():
         return None
-    totals = [0, *(sample.total_examples for _, sample in job.samples)]
-    return sum(max(after - before, 0) for before, after in pairwise(totals))
+    totals = job.samples.get_column("total_examples").to_numpy().astype(np.float64)
+    return _sum(np.maximum(np.diff(totals, prepend=0.0), 0.0))
 
 
 # --------------------------------------------------------------------------- the cluster
 
 
-def efficiency_mean(jobs: Sequence[JobHistory]) -> float | None:
+def efficiency_mean(run: RunHistory) -> float | None:
     """Mean over the time of all samples of the measured efficiency, gain / scale with scale = M / M0."""
-    weighted, time_s = 0.0, 0.0
-    for job in jobs:
-        for _, sample in job.samples:
-            batch = sample.config.total_batch(sample.replicas)
-            if sample.steps > 0 and batch > 0 and math.isfinite(sample.gain):
-                weighted += sample.window_s * sample.gain * job.spec.min_batch_size / batch
-                time_s += sample.window_s
-    return _over(weighted, time_s)
+    samples = _samples(run)
+    batch, gain = total_batch(samples), samples["gain"].to_numpy()
+    measured = (samples["steps"].to_numpy() > 0) & (batch > 0) & np.isfinite(gain)
+    window_s, initial = (samples[name].to_numpy()[measured] for name in ("window_s", "initial"))
+    return _over(_sum(window_s * gain[measured] * initial / batch[measured]), _sum(window_s))
+
+
+def _samples(run: RunHistory) -> pl.DataFrame:
+    """The samples of all submitted jobs, with the number of the job and `initial`, its M0."""
+    counts = [job.rows["samples"].stop - job.rows["samples"].start for job in run.jobs.values()]
+    jobs = np.repeat(np.arange(len(counts)), counts)
+    initial = run.frames.jobs["min_batch_size"].to_numpy().astype(np.float64)[jobs]
+    samples = run.frames.samples.head(len(jobs))
+    return samples.with_columns(job=pl.Series(jobs), initial=pl.Series(initial))
 
 
 def slot_utilisation(run: RunHistory) -> float | None:
-    """Slot seconds given to training and verifying over those that the nodes had, in the run's span."""
+    """Slot seconds given to training and verifying / slot seconds of the nodes, in the run's span."""
     span = _span(run)
     if span is None:
         return None
@@ -234,40 +259,61 @@ def slot_utilisation(run: RunHistory) -> float | None:
     return _over(held, integral(run.capacity, *span))
 
 
-def modelled_over_realised(jobs: Sequence[JobHistory]) -> float | None:
-    """Useful examples that the model in force foretold, over those that came, in the same seconds.
+def modelled_over_realised(run: RunHistory) -> float | None:
+    """Useful examples predicted by the model in force / useful examples realised, in the same seconds.
 
-    Over each two neighbouring samples of one generation: what came is M0 x the difference of progress, what
-    was foretold is the goodput of the newest fit before them (parameters and gradient statistics), at
-    their configuration, x the seconds between.
+    Over each two neighbouring samples of one generation: realised is M0 x the difference of progress,
+    predicted is the goodput of the newest fit before them (parameters and gradient statistics), at their
+    configuration, x the seconds between.
     """
-    foretold, came = 0.0, 0.0
-    for job in jobs:
-        fitted_s = [t for t, _ in job.fits]
-        known: dict[tuple[object, ...], float] = {}
-        for (_, before), (t_s, sample) in pairwise(job.samples):
-            fit_index = bisect_right(fitted_s, t_s - sample.window_s) - 1
-            if fit_index < 0 or sample.generation != before.generation:
-                continue
-            fit = job.fits[fit_index][1]
-            if fit.statistics is None or not usable(fit.parameters):
-                continue
-            key = (fit_index, sample.nodes, sample.replicas, sample.config)
-            if key not in known:
-                known[key] = float(
-                    goodput(
-                        fit.parameters,
-                        fit.statistics,
-                        max(job.spec.min_batch_size, 1),
-                        sample.nodes,
-                        sample.replicas,
-                        sample.config.atomic_batch,
-                        sample.config.accumulation,
-                    )
-                )
-            foretold += known[key] * sample.window_s
-            came += job.spec.min_batch_size * (sample.progress - before.progress)
-    return _over(foretold, came)
+    samples = _samples(run)
+    fit = _newest_fits(run, samples)
+    gained = pl.col("progress") - pl.col("progress").shift(1).over("job")
+    configuration = ["fit", "nodes", "replicas", "atomic_batch", "accumulation"]
+    samples = samples.with_columns(fit=pl.Series(fit)).select(
+        *configuration,
+        "initial",
+        "window_s",
+        realised=pl.col("initial") * gained,
+        same_group=pl.col("generation") == pl.col("generation").shift(1).over("job"),
+    )
+    models = run.frames.models
+    compute_s = models["alpha_c"].to_numpy() + models["beta_c"].to_numpy()
+    predicts = usable(compute_s, models["gamma"].to_numpy()) & models["sqr"].is_not_null().to_numpy()
+    pairs = samples.filter(pl.col("same_group") & pl.Series((fit >= 0) & np.append(predicts, False)[fit]))
+    if pairs.is_empty():
+        return None
+    distinct = pairs.unique(configuration, maintain_order=True).sort("fit", maintain_order=True)
+    rated = distinct.select(*configuration, rate=pl.Series(_modelled_goodput(models, distinct)))
+    rates = pairs.join(rated, on=configuration, how="left", maintain_order="left")["rate"].to_numpy()
+    return _over(_sum(rates * pairs["window_s"].to_numpy()), _sum(pairs["realised"].to_numpy()))
+
+
+def _newest_fits(run: RunHistory, samples: pl.DataFrame) -> npt.NDArray[np.int64]:
+    """The row in `models` of the newest fit before the window of each sample; -1 where there is none."""
+    begins_s = samples["time_s"].to_numpy() - samples["window_s"].to_numpy()
+    fitted_s = run.frames.models["time_s"].to_numpy()
+    fits = np.full(len(samples), -1)
+    for job in run.jobs.values():
+        rows, models = job.rows["samples"], job.rows["models"]
+        known = np.searchsorted(fitted_s[models], begins_s[rows], side="right")
+        fits[rows] = np.where(known > 0, models.start + known - 1, -1)
+    return fits
+
+
+def _modelled_goodput(models: pl.DataFrame, samples: pl.DataFrame) -> FloatArray:
+    """Useful examples a second of each of these samples, by the row `fit` of `models`; sorted by `fit`."""
+    columns = ("nodes", "replicas", "atomic_batch", "accumulation")
+    configurations = np.stack([samples[name].to_numpy() for name in columns])
+    initial = samples["initial"].to_numpy()
+    fits, first = np.unique(samples["fit"].to_numpy(), return_index=True)
+    rates = []
+    for model, begin, part in zip(
+        models[fits].iter_rows(named=True), first, np.split(configurations, first[1:], axis=1), strict=True
+    ):
+        initial_batch = max(int(initial[begin]), 1)
+        rates.append(goodput(parameters_of(model), statistics_of(model), initial_batch, *part))
+    return np.concatenate(rates)
 
 
 # --------------------------------------------------------------------------- arithmetic
@@ -284,6 +330,11 @@ def _span(run: RunHistory) -> tuple[float, float] | None:
 def _span_s(run: RunHistory) -> float | None:
     span = _span(run)
     return span[1] - span[0] if span else None
+
+
+def _sum(values: FloatArray) -> float:
+    """In the order of the rows: the result does not depend on how a library splits its sums."""
+    return float(np.cumsum(values)[-1]) if values.size else 0.0
 
 
 def _over(part: float | None, whole: float | None) -> float | None:

@@ -33,13 +33,6 @@ def export(
     There is one file for each kind of event. The output lists the written files.
 
     Exit codes: 0 success; 2 bad input."""
-    from analysis.log.history import NoRuns, find_logs
-    from common.lifecycle import UserError
-
-    try:
-        find_logs(run)
-    except NoRuns as error:
-        raise UserError(str(error)) from error
     from analysis.log.export import export as write_tables
 
     with out_errors(out):

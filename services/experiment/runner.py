@@ -13,7 +13,7 @@ from pathlib import Path
 
 from msgspec import structs
 
-from analysis.log.history import read_log
+from analysis.log.frames import read
 from analysis.summarize import summarize
 from common.config import Config
 from common.eventlog import EVENTS_FILE
@@ -155,7 +155,7 @@ def _attempt(task: RunTask, check: Callable[[], None]) -> tuple[dict[str, object
     with stack:
         failures = _train(task, stack, meter, check)
         measures = meter.measures()
-    _, summary = summarize(read_log(stack.run_dir / EVENTS_FILE))
+    _, summary = summarize(read(stack.run_dir / EVENTS_FILE))
     noisy = noise(measures, task.definition.guard)
     reasons = [
         *failures,

@@ -6,12 +6,11 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
-from analysis.log.history import JobHistory, Replay, RunHistory
+from analysis.log.history import JobHistory, RunHistory
 from analysis.run.fairness import IsolatedTime
 from analysis.run.step_times import step_factor, step_times
 from common.config import load_config
 from common.lifecycle import UserError
-from common.protocol import AgentJoined
 from common.types import Node
 from services.simulator.isolated_times import IsolatedTimes
 from services.simulator.worlds.calibrated import CalibratedWorld
@@ -32,14 +31,14 @@ class IsolatedModel:
         self._models: dict[tuple[tuple[Node, ...], float], IsolatedTimes] = {}
         """By nodes and round_s."""
 
-    def __call__(self, replayed: Replay) -> IsolatedTime | None:
+    def __call__(self, run: RunHistory) -> IsolatedTime | None:
         """None for a run without nodes. Raises Unprofiled."""
-        for job in replayed.run.jobs.values():
+        for job in run.jobs.values():
             if job.spec.application not in self.profiles:
                 raise Unprofiled(
                     f"{job.spec.application}: has no profile; profiles exist of {', '.join(self.profiles)}"
                 )
-        started, nodes = replayed.run.started, _nodes(replayed)
+        started, nodes = run.started, _nodes(run)
         for node in nodes:
             if node.slot_speed != self._slot_speed:
                 raise Unprofiled(
@@ -67,12 +66,10 @@ class IsolatedModel:
         return self._models[nodes, round_s]
 
 
-def _nodes(replayed: Replay) -> tuple[Node, ...]:
+def _nodes(run: RunHistory) -> tuple[Node, ...]:
     """All nodes that ever joined, by name. The address of their store is dropped: it would only keep equal
     clusters apart."""
-    joined = (line.event.node for line in replayed.lines if isinstance(line.event, AgentJoined))
-    named = {node.name: Node(name=node.name, slots=node.slots, slot_speed=node.slot_speed) for node in joined}
-    return tuple(named[name] for name in sorted(named))
+    return tuple(Node(name=node.name, slots=node.slots, slot_speed=node.slot_speed) for node in run.nodes)
 
 
 def calibrated(folder: Path | None) -> IsolatedModel:

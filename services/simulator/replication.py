@@ -9,7 +9,9 @@ from pathlib import Path
 from analysis.compare.experiment_runs import gather
 from analysis.fidelity.agreement import Fidelity, compare_folders, encoded
 from analysis.fidelity.run_pairs import Pair
-from analysis.log.history import NoRuns, read_log, replay
+from analysis.log.find_logs import NoRuns
+from analysis.log.frames import read
+from analysis.log.history import history
 from analysis.report.fidelity_report import draw, markdown
 from analysis.run.step_times import step_factors, step_times
 from common.config import load_config
@@ -68,7 +70,7 @@ def replicate(
     measured = read_profiles(profiles or PROFILES, applications(load_config(os.environ).applications.modules))
 
     def factors(run: Path) -> StepFactors:
-        return step_factors(step_times(replay(read_log(run / EVENTS_FILE).records).run), measured)
+        return step_factors(step_times(history(read(run / EVENTS_FILE))), measured)
 
     suffix = OWN_STEPS if own_steps else ""
     simulations = place.with_name(f"{place.name}-simulated{suffix}")
@@ -86,8 +88,6 @@ def replicate(
         for name in left_out:
             shutil.rmtree(simulations / name, ignore_errors=True)
         comparison, pairs = compare_folders(place, simulations, measured, left_out)
-    except NoRuns as error:
-        raise UserError(str(error)) from error
     except OSError as error:
         raise UserError(f"{error.filename or place}: cannot be written: {error.strerror}") from error
     found = [f"{run}: {why}" for run, why in left_out.items()]

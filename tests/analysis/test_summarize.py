@@ -71,8 +71,8 @@ def test_a_run_that_is_named_twice_is_shown_once(tmp_path, capfdbinary):
 
 def test_a_finding_makes_exit_1(tmp_path, capsys):
     second = only(good_run(), TrainingSample, "a", 2)
-    told = swap(good_run(), second, replace(second, progress=49.0))
-    save(written(told), tmp_path / "run")
+    happenings = swap(good_run(), second, replace(second, progress=49.0))
+    save(written(happenings), tmp_path / "run")
     assert main([str(tmp_path)]) == 1
     out = capsys.readouterr().out
     assert "audit: NOT CLEAN" in out
@@ -114,6 +114,20 @@ def test_a_bad_log_is_reported_with_its_line_and_the_others_are_shown(tmp_path, 
     assert f"events.jsonl{place}".encode() in capfdbinary.readouterr().out
 
 
+def test_a_bad_line_hides_no_later_event(tmp_path, capfdbinary):
+    lines = GOOD_BYTES.splitlines(keepends=True)
+    (tmp_path / "events.jsonl").write_bytes(b"".join([*lines[:12], b"oops\n", *lines[12:]]))
+    code, (run,) = as_json(capfdbinary, tmp_path)
+    assert code == 1
+    assert [finding.split(": ")[0] for finding in run["audit"]["findings"]] == [f"{tmp_path}/events.jsonl:13"]
+    assert (run["audit"]["events"], run["jobs"]["verified"]) == (38, 1)
+
+
+def test_an_unknown_option_makes_exit_2_and_one_line(capsys):
+    assert main(["--yaml"]) == 2
+    assert capsys.readouterr().err == "summarize: No such option: --yaml\n"
+
+
 def test_a_log_that_is_a_folder_or_is_missing_is_reported(tmp_path, capfdbinary):
     (tmp_path / "folder" / "events.jsonl").mkdir(parents=True)
     (tmp_path / "lost" / "outbox").mkdir(parents=True)
@@ -140,7 +154,7 @@ def test_a_folder_whose_name_is_no_text_is_reported(tmp_path):
         assert b"dcff" in shown.stdout
 
 
-def test_a_truncated_run_is_summed_up_as_far_as_it_goes(tmp_path, capfdbinary):
+def test_a_truncated_run_is_summary_of_as_far_as_it_goes(tmp_path, capfdbinary):
     path = save(written(good_run()), tmp_path / "run")
     path.write_bytes(GOOD_BYTES[:-10])
     _, (run,) = as_json(capfdbinary, tmp_path)
@@ -150,12 +164,12 @@ def test_a_truncated_run_is_summed_up_as_far_as_it_goes(tmp_path, capfdbinary):
 
 def test_names_and_reasons_are_not_read_as_markup_or_control(tmp_path, capsys):
     job_id = "[red]x[/red]\x1b[31m\n:smile:"
-    told = [
+    happenings = [
         Happening("scheduler", 1.0, JobSubmitted(spec=spec(job_id))),
         Happening("scheduler", 2.0, changed(job_id, "pending", "failed")),
         Happening("scheduler", 2.0, JobFailed(job_id=job_id, reason="[bold]no[/bold] [/] \x07\r\n end")),
     ]
-    save(written(told), tmp_path / "run")
+    save(written(happenings), tmp_path / "run")
     assert main([str(tmp_path)]) == 0
     out = capsys.readouterr().out
     assert r"[red]x[/red]\x1b[31m\x0a:smile:" in out
@@ -219,21 +233,21 @@ def test_a_reader_that_goes_away_causes_no_traceback(tmp_path):
 
 
 def test_an_unfinished_run_is_clean_and_says_where_its_jobs_are(tmp_path, capsys):
-    told = [happening for happening in good_run() if happening.t_s < 121.9]
-    save(written(told), tmp_path / "run")
+    happenings = [happening for happening in good_run() if happening.t_s < 121.9]
+    save(written(happenings), tmp_path / "run")
     assert main([str(tmp_path)]) == 0
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["a", "running"] in [[words[0], words[-1]] for words in lines if words]
 
 
 def test_a_job_under_way_when_the_stack_was_stopped_is_shown_as_stopped(tmp_path, capsys):
-    """And as what it is where the run goes on after that."""
-    told = without(good_run(), only(good_run(), JobCancelled, "b"))
-    told = swap(told, changed("b", "running", "cancelled"), changed("b", "running", "pending"))
-    told = swap(told, RunEnded(reason="stopped"), RunEnded(reason="stopped", active=("b",)))
-    going_on = add(told, "scheduler", 128.0, told[0].event)
-    for happenings, end in ((told, "stopped"), (going_on, "pending")):
-        save(written(happenings), tmp_path / "run")
+    """A run that is resumed shows the state of the job."""
+    happenings = without(good_run(), only(good_run(), JobCancelled, "b"))
+    happenings = swap(happenings, changed("b", "running", "cancelled"), changed("b", "running", "pending"))
+    happenings = swap(happenings, RunEnded(reason="stopped"), RunEnded(reason="stopped", active=("b",)))
+    resumed = add(happenings, "scheduler", 128.0, happenings[0].event)
+    for each, end in ((happenings, "stopped"), (resumed, "pending")):
+        save(written(each), tmp_path / "run")
         main([str(tmp_path)])
         lines = [line.split() for line in capsys.readouterr().out.splitlines()]
         assert ["b", end] in [[words[0], words[-1]] for words in lines if words]
@@ -241,20 +255,20 @@ def test_a_job_under_way_when_the_stack_was_stopped_is_shown_as_stopped(tmp_path
 
 def test_numbers_that_no_arithmetic_holds_are_reported(tmp_path, capfdbinary):
     first = only(good_run(), TrainingSample, "a", 0)
-    told = swap(good_run(), first, replace(first, replicas=10**400))
-    save(written(told), tmp_path / "run")
+    happenings = swap(good_run(), first, replace(first, replicas=10**400))
+    save(written(happenings), tmp_path / "run")
     code, (run,) = as_json(capfdbinary, tmp_path)
     assert code == 1
     assert not run["audit"]["ok"]
 
 
 def test_not_a_number_in_a_log_is_null_in_the_summary(tmp_path, capfdbinary):
-    told = good_run()
+    happenings = good_run()
     for n in range(3):
-        event = only(told, TrainingSample, "a", n)
-        told = swap(told, event, replace(event, gain=float("nan"), loss=float("inf")))
-    told = without(told, only(told, TrainingSample, "b"))
-    save(written(told), tmp_path / "run")
+        event = only(happenings, TrainingSample, "a", n)
+        happenings = swap(happenings, event, replace(event, gain=float("nan"), loss=float("inf")))
+    happenings = without(happenings, only(happenings, TrainingSample, "b"))
+    save(written(happenings), tmp_path / "run")
     _, (run,) = as_json(capfdbinary, tmp_path)
     assert run["efficiency_mean"] is None
 

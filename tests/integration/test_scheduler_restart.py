@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from analysis.log.history import read_log, replay
+from analysis.log.frames import from_records
+from analysis.log.history import history
 from common.config import (
     Config,
     EndpointsConfig,
@@ -18,7 +19,7 @@ from common.config import (
     SchedulerConfig,
     config_environment,
 )
-from common.eventlog import find_gaps
+from common.eventlog import find_gaps, read_events
 from common.messaging.request_reply import RequestClient
 from common.protocol import (
     AgentJoined,
@@ -114,14 +115,14 @@ def test_a_killed_scheduler_continues_its_run(services):
         process.communicate(timeout=WAIT_S)
         assert process.returncode == 0
 
-    records = read_log(services.run_dir / "events.jsonl").records
+    records = list(read_events(services.run_dir / "events.jsonl"))
     events = [record.event for record in records]
     assert find_gaps(records) == {}
     assert len([event for event in events if isinstance(event, RunStarted)]) == 7
     assert len([event for event in events if isinstance(event, AgentJoined)]) == 1
     submitted = [event.spec.id for event in events if isinstance(event, JobSubmitted)]
     assert sorted(submitted) == [f"job-{number}" for number in range(9)]
-    run = replay(records).run
+    run = history(from_records(records))
     assert run.ended
     assert {job.end for job in run.jobs.values()} == {JobState.CANCELLED}
     assert isinstance(events[-1], RunEnded)

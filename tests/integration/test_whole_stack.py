@@ -11,9 +11,10 @@ import msgspec
 import psutil
 import pytest
 
-from analysis.log.history import read_log
+from analysis.log.frames import read
 from analysis.summarize import summarize
 from common.config import AgentConfig, Config, RunConfig, SchedulerConfig, TrainerConfig
+from common.eventlog import read_events
 from common.lifecycle import StopFlag
 from common.messaging.publish_subscribe import OrdersSubscriber
 from common.messaging.reactor import Reactor
@@ -98,12 +99,12 @@ def running(folder: Path, policy: str) -> Iterator[Run]:
 
 
 def events(folder: Path, kind: type) -> list[Any]:
-    log = read_log(folder / "run" / "events.jsonl")
-    return [record.event for record in log.records if isinstance(record.event, kind)]
+    log = read_events(folder / "run" / "events.jsonl")
+    return [record.event for record in log if isinstance(record.event, kind)]
 
 
 def assert_clean(folder: Path) -> None:
-    _, result = summarize(read_log(folder / "run" / "events.jsonl"))
+    _, result = summarize(read(folder / "run" / "events.jsonl"))
     assert result.audit.findings == ()
     assert result.audit.ok
     assert result.audit.gaps == 0
@@ -128,7 +129,7 @@ def test_all_jobs_are_verified_the_log_is_clean_and_the_journal_gives_the_same_d
         assert [job.state for job in table.jobs] == [JobState.COMPLETED] * 5
         assert all(job.reason == "verified" for job in table.jobs)
     assert_clean(tmp_path)
-    _, result = summarize(read_log(tmp_path / "run" / "events.jsonl"))
+    _, result = summarize(read(tmp_path / "run" / "events.jsonl"))
     assert (result.policy, result.jobs.submitted, result.jobs.verified) == (policy, 5, 5)
     core = make_core(run.stack.config, make_policy(policy))
     live = [decision_bytes(event) for event in events(tmp_path, RoundDecided)]

@@ -4,7 +4,7 @@ import pytest
 
 from analysis.compare.experiment_runs import gather
 from analysis.compare.pairing import LeftOut
-from analysis.log.history import NoRuns
+from analysis.log.find_logs import NoRuns
 from tests.fixtures.logs import RUN_ID, good_run, save, written
 from tests.fixtures.runs import alone_in_20s, put, put_experiment
 

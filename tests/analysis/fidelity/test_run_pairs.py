@@ -6,7 +6,7 @@ import pytest
 from msgspec import structs
 
 from analysis.fidelity.agreement import compare_folders, encoded
-from analysis.log.history import NoRuns
+from analysis.log.find_logs import NoRuns
 from analysis.report.fidelity_report import draw, markdown
 from common.protocol import RoundDecided
 from tests.fixtures.logs import Happening, good_run, save, written

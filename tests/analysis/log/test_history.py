@@ -1,91 +1,24 @@
-import pytest
-
-from analysis.log.history import NoRuns, find_logs, merge, read_log, rebuild, replay, streams
-from common.protocol import AgentLeft, JobFailed, RunStarted, TrainingSample
+from analysis.log.frames import from_records
+from analysis.log.history import history, integral
+from common.protocol import AgentJoined, AgentLeft, JobFailed, RunEnded, RunStarted, TrainingSample
 from common.types import JobState
 from tests.fixtures.logs import (
-    RUN_ID,
     add,
     changed,
     decided,
     good_run,
+    history_of,
+    joined,
     only,
-    save,
-    scheduler_tells,
+    sample,
+    spec,
     swap,
     without,
-    written,
 )
 
 
-def test_a_log_reads_back_as_it_was_written(tmp_path):
-    records = written(good_run())
-    log = read_log(save(records, tmp_path / RUN_ID))
-    assert log.records == records
-    assert log.fault == ""
-    assert log.run_id == RUN_ID
-
-
-def test_logs_are_found_at_any_depth_and_a_run_is_not_searched_further(tmp_path):
-    records = written(good_run())
-    first = save(records, tmp_path / "b")
-    second = save(records, tmp_path / "sweep" / "a")
-    save(records, tmp_path / "b" / "jobs" / "not-a-run")
-    (tmp_path / "nothing").mkdir()
-    assert find_logs(tmp_path) == [first, second]
-    assert find_logs(tmp_path / "b") == [first]
-    assert find_logs(first) == [first]
-
-
-def test_a_run_that_lost_its_log_is_found_and_reported(tmp_path):
-    (tmp_path / "run" / "outbox").mkdir(parents=True)
-    (path,) = find_logs(tmp_path)
-    assert "No such file" in read_log(path).fault
-
-
-@pytest.mark.parametrize("name", ["missing", "empty"])
-def test_a_place_without_runs_is_refused(tmp_path, name):
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(NoRuns, match=name):
-        find_logs(tmp_path / name)
-
-
-def test_a_broken_line_is_told_with_its_number_and_what_stood_before_is_kept(tmp_path):
-    records = written(good_run())
-    path = save(records, tmp_path)
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(b"".join([*lines[:5], b'{"foreign": 1}\n', *lines[5:]]))
-    log = read_log(path)
-    assert log.records == records[:5]
-    assert "events.jsonl:6:" in log.fault
-
-
-def test_times_of_all_sources_are_put_on_the_schedulers_clock():
-    happenings = good_run()
-    lines = merge(streams(written(happenings)))
-    assert sorted(line.t_s for line in lines) == pytest.approx([h.t_s for h in happenings])
-    assert [line.t_s for line in lines] == sorted(line.t_s for line in lines)
-
-
-def test_a_restarted_scheduler_on_another_clock_goes_on_in_the_same_time():
-    records = written(scheduler_tells())
-    later = [
-        type(record)(**{f: getattr(record, f) for f in record.__struct_fields__} | change)
-        for seq, record in enumerate(records[10:], start=1)
-        for change in [{"incarnation": "i2", "seq": seq, "t_s": record.t_s - 90}]
-    ]
-    lines = merge(streams([*records[:10], *later]))
-    assert [line.t_s for line in lines] == pytest.approx([record.t_s for record in records])
-
-
-def test_late_lines_of_a_source_fall_into_their_place():
-    records = written(good_run())
-    late = [*records[:3], *records[4:], records[3]]
-    assert [line.record for line in merge(streams(late))] == [line.record for line in merge(streams(records))]
-
-
 def test_a_jobs_slots_follow_decisions_while_it_starts_or_runs():
-    run = replay(written(good_run())).run
+    run = history_of(good_run())
     assert run.jobs["a"].slots == [(112.0, 1), (116.0, 2), (122.0, 0)]
     assert run.jobs["a"].verifier == [(122.0, 1), (124.0, 0)]
     assert run.jobs["b"].slots == [(116.0, 1), (126.0, 0)]
@@ -98,16 +31,16 @@ def test_a_preempted_job_holds_no_slots():
     happenings = swap(
         happenings, changed("b", "running", "cancelled"), changed("b", "preempting", "cancelled")
     )
-    assert replay(written(happenings)).run.jobs["b"].slots == [(116.0, 1), (123.0, 0)]
+    assert history_of(happenings).jobs["b"].slots == [(116.0, 1), (123.0, 0)]
 
 
 def test_ends_and_reasons_are_known():
-    run = replay(written(good_run())).run
+    run = history_of(good_run())
     assert (run.jobs["a"].end, run.jobs["a"].ended_s) == (JobState.COMPLETED, 124.0)
     assert (run.jobs["b"].end, run.jobs["b"].ended_s) == (JobState.CANCELLED, 126.0)
     cancelled = good_run()[-3].event
     failed = JobFailed(job_id="b", reason="loss is nan")
-    run = replay(written(swap(good_run(), cancelled, failed))).run
+    run = history_of(swap(good_run(), cancelled, failed))
     assert (run.jobs["b"].end, run.jobs["b"].reason) == (JobState.FAILED, "loss is nan")
 
 
@@ -115,23 +48,59 @@ def test_samples_are_ordered_by_generation_whatever_the_clocks_say():
     happenings = good_run()
     first = only(happenings, TrainingSample, "a", 0)
     late = add(without(happenings, first), "agent-n1", 125.0, first)
-    samples = replay(written(late)).run.jobs["a"].samples
-    assert [sample.progress for _, sample in samples] == [20.0, 50.0, 80.0]
+    assert history_of(late).jobs["a"].samples["progress"].to_list() == [20.0, 50.0, 80.0]
 
 
 def test_capacity_follows_nodes_that_come_and_go():
     left = AgentLeft(node="n1", incarnation="i1", reason="it fell silent")
-    run = replay(written(add(good_run(), "scheduler", 125.0, left))).run
+    run = history_of(add(good_run(), "scheduler", 125.0, left))
     assert run.capacity == [(100.0, 2), (100.0, 4), (125.0, 2)]
     assert run.largest_node == 2
 
 
-def test_a_run_that_was_taken_up_again_has_not_ended():
+def test_a_resumed_run_has_not_ended():
     again = RunStarted(policy="pollux", workload="", seed=0, round_s=2.0, version="0")
-    assert replay(written(good_run())).run.ended
-    assert not replay(written(add(good_run(), "scheduler", 130.0, again))).run.ended
+    assert history_of(good_run()).ended
+    assert not history_of(add(good_run(), "scheduler", 130.0, again)).ended
 
 
-def test_nothing_at_all_rebuilds_to_nothing():
-    assert rebuild([]).jobs == {}
-    assert replay([]).lines == []
+def test_jobs_under_way_at_the_end_are_known():
+    end = RunEnded(reason="stopped")
+    run = history_of(swap(good_run(), end, RunEnded(reason="stopped", active=("b",))))
+    assert run.active_at_end == {"b"}
+
+
+def test_nodes_are_known_as_they_joined_last():
+    again = AgentJoined(node=joined("n1", slots=3).node, incarnation="i2")
+    run = history_of(add(good_run(), "scheduler", 125.0, again))
+    assert [(node.name, node.slots) for node in run.nodes] == [("n0", 2), ("n1", 3)]
+
+
+def test_the_frames_of_a_job_have_its_rows_alone():
+    run = history_of(good_run())
+    a, b = run.jobs["a"], run.jobs["b"]
+    assert a.spec == spec("a")
+    assert (a.samples["progress"].to_list(), b.samples["progress"].to_list()) == ([20.0, 50.0, 80.0], [30.0])
+    assert (a.generations["generation"].to_list(), b.generations["generation"].to_list()) == ([1, 2], [1])
+    assert (len(a.evaluations), len(b.evaluations)) == (2, 0)
+    assert (len(a.models), len(b.models)) == (1, 0)
+
+
+def test_events_of_a_job_that_was_never_submitted_are_ignored():
+    stranger = sample("ghost", 1, 2.0, total_steps=1, total_examples=16, progress=1.0)
+    run = history_of(add(good_run(), "agent-n0", 120.0, stranger, changed("ghost", "pending", "starting")))
+    assert list(run.jobs) == ["a", "b"]
+    assert run.jobs["b"].samples["progress"].to_list() == [30.0]
+
+
+def test_an_empty_log_is_a_run_without_jobs():
+    run = history(from_records([]))
+    assert (run.jobs, run.started, run.ended, run.capacity, run.last_s) == ({}, None, False, [], 0.0)
+
+
+def test_an_integral_of_steps_is_what_a_sum_of_rectangles_gives():
+    steps = [(2.0, 3), (4.0, 0), (5.0, 1)]
+    assert integral(steps, 0.0, 10.0) == 2 * 3 + 5 * 1
+    assert integral(steps, 3.0, 5.5) == 1 * 3 + 0.5 * 1
+    assert integral(steps, 0.0, 2.0) == 0.0
+    assert integral([], 0.0, 2.0) == 0.0

@@ -2,14 +2,13 @@ import numpy as np
 import pytest
 
 from analysis.compare.comparison import compare
-from analysis.log.history import replay
 from analysis.report.comparison_figures import median_pair, ratios, timeline, useful_examples_at
-from tests.fixtures.logs import good_run, written
+from tests.fixtures.logs import good_run, history_of
 from tests.fixtures.runs import compared_run
 
 
 def test_useful_examples_grow_evenly_within_the_window_of_a_sample_and_stand_still_between() -> None:
-    job = replay(written(good_run())).run.jobs["a"]
+    job = history_of(good_run()).jobs["a"]
     # M0 is 16; samples: 113-115 s up to progress 20, 117-119 s up to 50, 119-121 s up to 80, its end.
     times_s = np.array([110.0, 113.0, 114.0, 115.0, 116.0, 118.0, 119.0, 121.0, 200.0])
     expected = [0, 0, 10, 20, 20, 35, 50, 80, 80]
@@ -30,7 +29,7 @@ def test_without_pairs_there_is_no_median_pair() -> None:
 
 
 def test_a_timeline_has_a_row_per_job_and_a_panel_per_policy() -> None:
-    history = replay(written(good_run())).run
+    history = history_of(good_run())
     panels = timeline({"pollux": history, "fixed": history}, "demo, seed 7").axes
     assert len(panels) == 2
     assert [label.get_text() for label in panels[0].get_yticklabels()] == ["a", "b"]

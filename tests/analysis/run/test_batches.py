@@ -5,11 +5,11 @@ from dataclasses import replace
 import pytest
 from msgspec import structs
 
-from analysis.log.history import RunHistory, replay
+from analysis.log.history import RunHistory
 from analysis.run.batches import batch_efficiency, best_rate
 from common.protocol import TrainingSample
 from common.types import JobConfig
-from tests.fixtures.logs import Happening, good_run, spec, written
+from tests.fixtures.logs import Happening, good_run, history_of, spec
 from tests.fixtures.profiles import write_profiles
 from workloads.applications import applications
 from workloads.files.measured_profile import MeasuredProfile, read_profiles
@@ -29,7 +29,7 @@ def run_with(config: JobConfig) -> RunHistory:
             return happening
         return replace(happening, event=structs.replace(happening.event, config=config))
 
-    return replay(written([changed(happening) for happening in good_run()])).run
+    return history_of([changed(happening) for happening in good_run()])
 
 
 def test_the_best_batch_makes_the_most_progress_a_second_of_all_that_are_tried(

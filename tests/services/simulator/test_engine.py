@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.log.audit import audit
-from analysis.log.history import replay
+from analysis.log.frames import from_records
+from analysis.log.history import history
 from analysis.run.measures import summary
 from common.eventlog import EventLogWriter, encode_line, read_events
 from common.protocol import (
@@ -51,10 +52,10 @@ def test_for_any_arrivals_every_job_completes_within_capacity_and_the_audit_is_c
         for allocation in decided.allocations.values():
             given_away.update({p.node: p.replicas for p in allocation})
         assert all(given_away[node.name] <= node.slots for node in NODES)
-    replayed = replay(records)
-    verdict = audit(replayed)
+    log = history(from_records(records))
+    verdict = audit(log)
     assert verdict.ok, verdict.findings
-    figures = summary("run", replayed.run, verdict)
+    figures = summary(log, verdict)
     assert figures.jobs.verified == len(jobs)
     assert figures.jct_s.mean == pytest.approx(
         sum(job.ended_s - job.submitted_s for job in run.state.ended.values() if job.ended_s) / len(jobs)
@@ -108,7 +109,7 @@ def test_arrivals_and_finishes_start_a_round_at_once_in_an_event_driven_world() 
 def test_a_preempted_job_saves_and_continues() -> None:
     jobs = [Arrival(at_s=0.0, spec=make_spec(name, replicas=8, batch_size=64)) for name in ("a", "b")]
     _, records = drive(jobs, Countdown({"a": 100.0, "b": 100.0}), TakesTurns(), round_s=10.0)
-    verdict = audit(replay(records))
+    verdict = audit(history(from_records(records)))
     assert verdict.ok, verdict.findings
     ended = {event.job_id: t_s for t_s, event in events(records, JobCompleted)}
     assert set(ended) == {"a", "b"}

@@ -3,13 +3,12 @@ from pathlib import Path
 import pytest
 
 from analysis.compare.experiment_runs import gather
-from analysis.log.history import replay
 from services.simulator.isolated_model import IsolatedModel, Unprofiled, calibrated
 from services.simulator.isolated_times import IsolatedTimes
 from services.simulator.output_folders import claimed
 from services.simulator.run_case import simulate
 from services.simulator.worlds.calibrated import CalibratedWorld
-from tests.fixtures.logs import written
+from tests.fixtures.logs import history_of
 from tests.fixtures.profiles import write_profiles
 from tests.fixtures.runs import happenings
 from tests.fixtures.simulation_cases import case_of
@@ -25,10 +24,10 @@ def modelled(tmp_path_factory: pytest.TempPathFactory) -> IsolatedModel:
 def test_isolated_times_come_from_the_calibrated_world_with_the_nodes_of_the_run(
     modelled: IsolatedModel,
 ) -> None:
-    run = replay(written(happenings("tail", "fixed", 1, [10.0, 10.0])))
+    run = history_of(happenings("tail", "fixed", 1, [10.0, 10.0]))
     time_s = modelled(run)
     assert time_s is not None
-    job = run.run.jobs["job-0"]
+    job = run.jobs["job-0"]
     nodes = [node for model in modelled._models.values() for node in model.nodes]
     assert [(node.name, node.slots) for node in nodes] == [("n0", 2)]
     alone = IsolatedTimes(lambda: CalibratedWorld(modelled.profiles, nodes), nodes, round_s=2.0)
@@ -41,19 +40,19 @@ def test_isolated_times_come_from_the_calibrated_world_with_the_nodes_of_the_run
 
 def test_runs_on_the_same_nodes_share_simulations(modelled: IsolatedModel) -> None:
     for seed in (1, 2):
-        modelled(replay(written(happenings("tail", "fixed", seed, [10.0, 10.0]))))
+        modelled(history_of(happenings("tail", "fixed", seed, [10.0, 10.0])))
     assert len(modelled._models) == 1
 
 
 def test_the_error_names_an_application_without_a_profile(modelled: IsolatedModel) -> None:
     with pytest.raises(Unprofiled, match=r"smallest: has no profile; profiles exist of .*digits-cnn"):
-        modelled(replay(written(happenings("tail", "fixed", 1, [10.0], application="smallest"))))
+        modelled(history_of(happenings("tail", "fixed", 1, [10.0], application="smallest")))
 
 
 def test_the_error_names_a_node_with_another_slot_speed_than_the_profiles(modelled: IsolatedModel) -> None:
     faster = IsolatedModel(modelled.profiles, slot_speed=0.5)
     with pytest.raises(Unprofiled, match=r"n0 had slots of speed 0.2; the profiles were measured at 0.5"):
-        faster(replay(written(happenings("tail", "fixed", 1, [10.0]))))
+        faster(history_of(happenings("tail", "fixed", 1, [10.0])))
 
 
 def test_rho_from_the_log_of_a_simulated_run_equals_the_rho_of_the_simulator(tmp_path: Path) -> None:

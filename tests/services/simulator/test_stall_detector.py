@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from analysis.log.audit import audit
-from analysis.log.history import replay
+from analysis.log.frames import from_records
+from analysis.log.history import history
 from common.protocol import JobCompleted, Orders, RunEnded
 from common.types import JobSpec
 from services.scheduler.policies.interface import ClusterView, Decision
@@ -31,7 +32,7 @@ def test_a_run_whose_jobs_never_end_is_given_up_with_the_reason() -> None:
     assert "a (pending): not today" in run.stalled
     (_, end) = events(records, RunEnded)[0]
     assert end.active == ("a",)
-    verdict = audit(replay(records))
+    verdict = audit(history(from_records(records)))
     assert verdict.ok, verdict.findings
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from analysis.log.audit import audit
-from analysis.log.history import read_log, replay
+from analysis.log.frames import read
+from analysis.log.history import history
 from common.eventlog import EventLogWriter
 from common.protocol import (
     BatchChanged,
@@ -155,8 +156,7 @@ def findings(outcome: Outcome, folder: Path) -> tuple[str, ...]:
     writer = EventLogWriter(folder)
     writer.append(outcome.records)
     writer.close()
-    log = read_log(folder / "events.jsonl")
-    return audit(replay(log.records), log.fault).findings
+    return audit(history(read(folder / "events.jsonl"))).findings
 
 
 # --------------------------------------------------------------------------- jobs computed by hand

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from analysis.log.audit import audit
-from analysis.log.history import find_logs, read_log, replay
+from analysis.log.find_logs import find_logs
+from analysis.log.frames import read
+from analysis.log.history import history
 from common.eventlog import EVENTS_FILE
 from common.types import Node
 from services.scheduler.policies.registry import make_policy
@@ -67,8 +69,7 @@ def test_the_same_seed_gives_the_same_log_which_passes_the_audit(tmp_path: Path,
         logs.append(path)
     assert logs[0].name == EVENTS_FILE
     assert logs[0].read_bytes() == logs[1].read_bytes()
-    log = read_log(logs[0])
-    assert audit(replay(log.records), log.fault).findings == ()
+    assert audit(history(read(logs[0]))).findings == ()
 
 
 def test_an_impossible_job_is_refused_with_the_reason_and_the_others_run(tmp_path: Path) -> None:
