@@ -309,7 +309,7 @@ class Delivery:
         data = encode(record)
         if len(data) > self._limits.message_bytes // 2:
             raise ValueError(
-                f"{type(event).__name__} of {len(data)} bytes: an event may have at most "
+                f"{type(event).__name__} of {len(data)} bytes is too large; an event may have at most "
                 f"{self._limits.message_bytes // 2} bytes"
             )
         self._own.append(data)
