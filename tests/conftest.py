@@ -31,9 +31,9 @@ class Outcome(NamedTuple):
 @pytest.fixture
 def coadapt(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
     from services.cli.main import main
-    from services.simulator.parallel import THREADS
+    from services.simulator.parallel import THREAD_VARIABLES
 
-    for name in THREADS:  # which commands may set, for themselves alone
+    for name in THREAD_VARIABLES:  # which commands may set, for themselves alone
         monkeypatch.setenv(name, "1")
 
     def run(*arguments: object) -> Outcome:

@@ -55,7 +55,7 @@ PURE = (
     "services/scheduler/state.py",
     "services/calibration/calibration_plan.py",
     "services/job_agent/reconcile.py",
-    "services/job_agent/unsaved.py",
+    "services/job_agent/unsaved_jobs.py",
     "services/metrics_collector/memory.py",
     "services/metrics_collector/profiles.py",
     "services/monitor/view.py",

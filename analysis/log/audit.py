@@ -13,12 +13,7 @@ import polars as pl
 from analysis.log.frames import END_STATES
 from analysis.log.history import JobHistory, RunHistory
 from common.job_states import TRANSITIONS
-from common.protocol import (
-    METRIC_TOLERANCE,
-    AgentJoined,
-    JobCompleted,
-    ReplicaExited,
-)
+from common.protocol import METRIC_TOLERANCE, AgentJoined, JobCompleted, ReplicaExited
 from common.types import JobState, Struct
 
 MAX_FINDINGS_A_RULE = 20

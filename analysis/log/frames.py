@@ -32,16 +32,7 @@ import numpy.typing as npt
 import polars as pl
 
 from analysis.log.one_clock import Order, order_events
-from analysis.log.schemas import (
-    ADDED_TO_EVENTS,
-    EVENTS,
-    JOBS,
-    PARTS,
-    PLACE,
-    TABLES,
-    Column,
-    Table,
-)
+from analysis.log.schemas import ADDED_TO_EVENTS, EVENTS, JOBS, PARTS, PLACE, TABLES, Column, Table
 from common.eventlog import EVENTS_FILE, EventLogError, decode_line, decode_lines
 from common.protocol import EventRecord, JobCancelled, JobCompleted, JobFailed, RoundDecided
 from common.types import Allocation, JobState, Struct

@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from analysis.compare.sensitivity_study import Cell, RatioSpread, Study, SweepTable
-from analysis.report.figures import COLORS, GREY, colors_of, figure_style, new_figure, save_svg, set_log_ticks
+from analysis.report.figures import (
+    COLORS,
+    GREY,
+    colors_of,
+    figure_style,
+    new_figure,
+    save_svg,
+    set_log_ticks,
+)
 from analysis.report.tables import Table, to_markdown
 
 if TYPE_CHECKING:

@@ -46,15 +46,15 @@ def compare(
     Exit code 1: a run was left out or has no partner."""
     from analysis.report import comparison_report
     from analysis.report.tables import stdout_console
-    from services.simulator.isolated_model import calibrated, source
+    from services.simulator.isolated_model import load_isolated_model, model_source
 
     if as_json and as_markdown:
         raise typer.BadParameter("--json, --markdown: only one of them is allowed")
     report = comparison_report.make_report(
         place,
         baselines or [],
-        calibrated(profiles),
-        source(profiles),
+        load_isolated_model(profiles),
+        model_source(profiles),
         may_fall_back=profiles is None,
         progress=comparison_report.with_progress_bar,
     )

@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from services.cli.errors import report_failures
-from services.cli.options import JsonOption, integer_option, path_argument, real_option, repeated_option
+from services.cli.options import (
+    JsonOption,
+    integer_option,
+    path_argument,
+    real_option,
+    repeated_option,
+)
 
 if TYPE_CHECKING:
     from services.launcher.client import Client

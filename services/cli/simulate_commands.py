@@ -145,9 +145,9 @@ def simulate(
 
     Exit codes: 0 success; 1 a job failed, no job could run, a policy gave no valid decision, or a run was
     given up because its jobs would never end; 2 bad input; 130 interrupted."""
-    from services.simulator.parallel import one_thread_each, simulated
+    from services.simulator.parallel import limit_to_one_thread, simulate_all
 
-    one_thread_each()
+    limit_to_one_thread()
     from msgspec.structs import replace
 
     from common.lifecycle import signals_as_interrupt
@@ -194,7 +194,7 @@ def simulate(
     ]
     check_cases(cases)
     with signals_as_interrupt(), claimed(out, [case.run_id for case in cases]):
-        results = list(simulated(cases, processes))
+        results = list(simulate_all(cases, processes))
     if len(results) == 1:  # then wall and CPU time are those of the whole command
         results = [replace(results[0], wall_s=time.time() - _started_s(), cpu_s=time.process_time())]
     if as_json:
@@ -255,9 +255,9 @@ def sensitivity(
 
     Exit codes: 0 success; 1 in some runs not all jobs completed, these are listed; 2 bad input; 130
     interrupted."""
-    from services.simulator.parallel import one_thread_each
+    from services.simulator.parallel import limit_to_one_thread
 
-    one_thread_each()
+    limit_to_one_thread()
     from analysis.compare.sensitivity_study import encoded
     from analysis.report.sensitivity_report import figures, markdown
     from common.lifecycle import signals_as_interrupt
@@ -313,9 +313,9 @@ def fidelity(
 
     Exit codes: 0 success; 1 a run was left out, a simulated job failed, or a simulated run was given up;
     2 bad input; 130 interrupted."""
-    from services.simulator.parallel import one_thread_each
+    from services.simulator.parallel import limit_to_one_thread
 
-    one_thread_each()
+    limit_to_one_thread()
     from common.lifecycle import signals_as_interrupt
     from services.simulator.replication import replicate
 

@@ -11,19 +11,19 @@ from pathlib import Path
 
 from common.config import Config, load_config
 from services.bench.quiet_machine import require_quiet
-from services.experiment.folder import Folder, code_digest
+from services.experiment.folder import ExperimentFolder, code_digest
 from services.experiment.parallel_runs import check_engine, outcomes
 from services.experiment.plan import (
     ISOLATED_S,
     PlannedRun,
-    configured,
     expected_s,
-    isolated,
-    only,
-    planned,
+    plan_isolated_runs,
+    plan_runs,
     read_definition,
+    select_runs,
+    with_cluster,
     with_seeds,
-    workloads_of,
+    workload_maker,
 )
 from services.experiment.runner import RunOutcome, RunTask, check_cluster, check_policies
 from workloads.applications import applications
@@ -34,7 +34,7 @@ class PreparedExperiment:
 
     def __init__(
         self,
-        folder: Folder,
+        folder: ExperimentFolder,
         config: Config,
         engine: str,
         plan: Sequence[PlannedRun],
@@ -70,7 +70,7 @@ class PreparedExperiment:
         """Seconds that the remaining runs will take, one after the other."""
         records = self.folder.records(self.runs)
         remaining = [run for run in self.runs if run not in records]
-        run_s = ISOLATED_S if remaining and remaining[0].alone else self.folder.definition.run_s
+        run_s = ISOLATED_S if remaining and remaining[0].is_isolated else self.folder.definition.run_s
         walls_s = {run: record.wall_s for run, record in records.items() if record.wall_s is not None}
         watches_s = len(remaining) * self.folder.definition.guard.watch_s
         return expected_s(remaining, walls_s, run_s) + watches_s
@@ -93,12 +93,12 @@ class PreparedExperiment:
         with folder.claimed():
             if count := folder.end_leftovers():
                 report(f"ended {count} processes that a killed experiment had left running")
-            for name in folder.lose_halves(self._plan):
+            for name in folder.set_aside_interrupted(self._plan):
                 report(f"{name}: was interrupted; moved to lost/, will be repeated")
-            folder.settle(self._config)
+            folder.record_conditions(self._config)
             folder.check_workloads(self._plan, self._workload_texts)
             if repeat_unclean:
-                folder.lose_unclean(self.runs)
+                folder.set_aside_unclean(self.runs)
             try:
                 self._do_remaining(parallel, report, progress)
             except KeyboardInterrupt:
@@ -106,7 +106,7 @@ class PreparedExperiment:
                 raise
             finally:  # the engine's processes may have been killed in the middle of a run
                 folder.end_leftovers()
-                folder.lose_halves(self.runs)
+                folder.set_aside_interrupted(self.runs)
 
     def _do_remaining(
         self,
@@ -133,8 +133,8 @@ class PreparedExperiment:
                 folder=str(self.folder.path),
                 definition=self.folder.definition,
                 config=self._config,
-                command=os.getpid(),
-                code=code,
+                command_pid=os.getpid(),
+                code_digest=code,
             )
             for run in self.remaining()
         ]
@@ -156,19 +156,19 @@ def prepare(
     runs are those of single jobs. Raises UserError and ConfigError."""
     definition = read_definition(file)
     definition = with_seeds(definition, seeds) if seeds else definition
-    config = configured(load_config(environment), definition)
+    config = with_cluster(load_config(environment), definition)
     known = applications(config.applications.modules)
     if isolated_jobs:
-        plan, workloads = isolated(definition, known)
+        plan, workloads = plan_isolated_runs(definition, known)
     else:
-        plan, workloads = planned(definition), workloads_of(definition, known)
-    runs = only(plan, policies, sets)
+        plan, workloads = plan_runs(definition), workload_maker(definition, known)
+    runs = select_runs(plan, policies, sets)
     if policies and not isolated_jobs:  # the chosen policies rotate among themselves
-        runs = only(planned(definition, policies), [], sets)
+        runs = select_runs(plan_runs(definition, policies), [], sets)
     check_cluster(definition)
     check_policies({run.policy: None for run in runs})
     check_engine(engine)
-    folder = Folder(Path(config.run.logs_dir) / definition.name, definition)
+    folder = ExperimentFolder(Path(config.run.logs_dir) / definition.name, definition)
     texts = {(run.set, run.seed): workloads(run.set, run.seed)[1] for run in runs}
     return PreparedExperiment(folder, config, engine, plan, runs, texts)
 

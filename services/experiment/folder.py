@@ -77,19 +77,19 @@ class RunRecord(Struct, frozen=True):
         return not self.reason
 
 
-class Folder:
+class ExperimentFolder:
     def __init__(self, path: Path, definition: Definition) -> None:
         self.path = path.resolve()
         self.definition = definition
 
-    def of(self, run: PlannedRun) -> Path:
-        return self.path / (ISOLATED if run.alone else "") / run.name
+    def run_folder(self, run: PlannedRun) -> Path:
+        return self.path / (ISOLATED if run.is_isolated else "") / run.name
 
     def records(self, runs: Sequence[PlannedRun]) -> dict[PlannedRun, RunRecord]:
         """The records of the runs that are done. Raises UserError for a record that cannot be read."""
         found = {}
         for run in runs:
-            file = self.of(run) / RUN_FILE
+            file = self.run_folder(run) / RUN_FILE
             try:
                 found[run] = msgspec.json.decode(file.read_bytes(), type=RunRecord)
             except FileNotFoundError:
@@ -100,13 +100,13 @@ class Folder:
                 raise UserError(f"{file}: {error}; move its folder away to repeat the run") from error
         return found
 
-    def attempt(self, run: PlannedRun) -> int:
+    def next_attempt(self, run: PlannedRun) -> int:
         """The number of the run's next attempt, from 1."""
         pattern = re.compile(re.escape(run.name) + r"-(\d+)")
         names = [path.name for path in (self.path / LOST).glob(f"{run.name}-*")]
         return 1 + max((int(match[1]) for name in names if (match := pattern.fullmatch(name))), default=0)
 
-    def record(self, run: PlannedRun, attempt: int, **values: Any) -> RunRecord:
+    def new_record(self, run: PlannedRun, attempt: int, **values: Any) -> RunRecord:
         return RunRecord(
             set=run.set,
             requests=self.definition.requests,
@@ -116,47 +116,47 @@ class Folder:
             **values,
         )
 
-    def lose(self, run: PlannedRun, record: RunRecord) -> Path:
+    def set_aside(self, run: PlannedRun, record: RunRecord) -> Path:
         """Set a run aside in lost/, so that it can be repeated. Returns its new folder."""
         (self.path / LOST).mkdir(exist_ok=True)
         place = self.path / LOST / f"{run.name}-{record.attempt}"
-        self.of(run).rename(place)
+        self.run_folder(run).rename(place)
         write_json(place / RUN_FILE, record)
         return place
 
-    def lose_halves(self, runs: Sequence[PlannedRun]) -> list[str]:
+    def set_aside_interrupted(self, runs: Sequence[PlannedRun]) -> list[str]:
         """Set the interrupted runs aside; returns their names. No other command may be using this folder."""
         names = []
         for run in runs:
-            if self.of(run).exists() and not (self.of(run) / RUN_FILE).exists():
-                self.lose(run, self.record(run, self.attempt(run), reason="interrupted"))
+            if self.run_folder(run).exists() and not (self.run_folder(run) / RUN_FILE).exists():
+                self.set_aside(run, self.new_record(run, self.next_attempt(run), reason="interrupted"))
                 names.append(run.name)
             # A command may have been killed after it moved the run and before it wrote the record.
             for place in (self.path / LOST).glob(f"{run.name}-*"):
                 number = place.name.removeprefix(f"{run.name}-")
                 if number.isdecimal() and not (place / RUN_FILE).exists():
-                    write_json(place / RUN_FILE, self.record(run, int(number), reason="interrupted"))
+                    write_json(place / RUN_FILE, self.new_record(run, int(number), reason="interrupted"))
         return names
 
-    def lose_unclean(self, runs: Sequence[PlannedRun]) -> None:
+    def set_aside_unclean(self, runs: Sequence[PlannedRun]) -> None:
         """Set aside the runs that were kept although they are not clean."""
         for run, record in self.records(runs).items():
             if not record.clean:
-                self.lose(run, record)
+                self.set_aside(run, record)
 
     def check_workloads(self, runs: Sequence[PlannedRun], texts: Mapping[tuple[str, int], str]) -> None:
         """Raises UserError if an existing run had other jobs than its set has now, because policies can only
         be compared on the same jobs. `texts` are workload files by set and seed; other sets are not
         checked."""
         for run in runs:
-            file, text = self.of(run) / WORKLOAD_FILE, texts.get((run.set, run.seed))
+            file, text = self.run_folder(run) / WORKLOAD_FILE, texts.get((run.set, run.seed))
             if text is not None and file.exists() and file.read_text(encoding="utf-8") != text:
                 raise UserError(
                     f"{file}: the set or the profiles have changed since this run; move {self.path} away, or "
                     "give the definition another name"
                 )
 
-    def settle(self, config: Config) -> None:
+    def record_conditions(self, config: Config) -> None:
         """Write the conditions of the runs to experiment.json; `config` is the experiment's. Raises UserError
         if the existing runs were made under other conditions, because they could not be compared."""
         file = self.path / EXPERIMENT_FILE

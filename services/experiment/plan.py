@@ -60,18 +60,18 @@ class PlannedRun(Struct, frozen=True):
     set: str
     policy: str
     seed: int
-    alone: bool = False
+    is_isolated: bool = False
     """Whether this is an isolated run, of one job alone. It has the name of its set."""
 
     @property
     def name(self) -> str:
         """Name of the run's folder."""
-        name = self.set if self.alone else f"{self.set}-{self.policy}-{self.seed}"
+        name = self.set if self.is_isolated else f"{self.set}-{self.policy}-{self.seed}"
         return re.sub(r"^\.|[^A-Za-z0-9_.-]+", "-", name)
 
 
 KEYS = f"{', '.join(Definition.__struct_fields__)} ({', '.join(LoadBounds.__struct_fields__)})"
-Workloads = Callable[[str, int], tuple[Workload, str]]
+WorkloadMaker = Callable[[str, int], tuple[Workload, str]]
 """A function from the name of a set and a seed to the workload and the text of its file. Raises UserError."""
 
 
@@ -104,7 +104,7 @@ def read_definition(path: Path) -> Definition:
         raise UserError(f"{path}: {'; '.join(problems)}")
     profiles = str(path.parent / definition.profiles)
     definition = structs.replace(definition, name=name, sets=tuple(sets), profiles=profiles)
-    if same := _duplicates([run.name for run in planned(definition)]):
+    if same := _duplicates([run.name for run in plan_runs(definition)]):
         raise UserError(f"{path}: two runs would have the folder {same[0]}; rename a workload file")
     return definition
 
@@ -123,7 +123,7 @@ def with_seeds(definition: Definition, count: int) -> Definition:
     return structs.replace(definition, seeds=(*definition.seeds, *more)[:count])
 
 
-def configured(config: Config, definition: Definition) -> Config:
+def with_cluster(config: Config, definition: Definition) -> Config:
     """The configuration of the experiment's stacks, with the cluster of the definition."""
     return structs.replace(
         config,
@@ -131,7 +131,7 @@ def configured(config: Config, definition: Definition) -> Config:
     )
 
 
-def planned(definition: Definition, among: Sequence[str] = ()) -> list[PlannedRun]:
+def plan_runs(definition: Definition, among: Sequence[str] = ()) -> list[PlannedRun]:
     """Every run in order, or only those of the policies `among`.
 
     Runs are ordered by seed, then set. All policies of a (set, seed) follow each other, so that runs that are
@@ -148,7 +148,7 @@ def planned(definition: Definition, among: Sequence[str] = ()) -> list[PlannedRu
     ]
 
 
-def only(runs: Sequence[PlannedRun], policies: Sequence[str], sets: Sequence[str]) -> list[PlannedRun]:
+def select_runs(runs: Sequence[PlannedRun], policies: Sequence[str], sets: Sequence[str]) -> list[PlannedRun]:
     """The runs of these policies and sets; an empty list selects all. Raises UserError for a name without
     runs."""
     for option, names, allowed in (
@@ -161,7 +161,7 @@ def only(runs: Sequence[PlannedRun], policies: Sequence[str], sets: Sequence[str
     return [run for run in runs if (not policies or run.policy in policies) and (not sets or run.set in sets)]
 
 
-def workloads_of(definition: Definition, applications: Mapping[str, ApplicationSpec]) -> Workloads:
+def workload_maker(definition: Definition, applications: Mapping[str, ApplicationSpec]) -> WorkloadMaker:
     """The function that makes the experiment's workloads. Raises UserError for profiles that cannot be
     used."""
     profiles = {}
@@ -182,15 +182,15 @@ def workloads_of(definition: Definition, applications: Mapping[str, ApplicationS
     return workload
 
 
-def isolated(
+def plan_isolated_runs(
     definition: Definition, applications: Mapping[str, ApplicationSpec]
-) -> tuple[list[PlannedRun], Workloads]:
+) -> tuple[list[PlannedRun], WorkloadMaker]:
     """The isolated runs, and the function that makes their workloads. There is a run of one job, with the
     defaults of its application, for each application in the sets and each number of replicas that fits.
 
     Raises UserError as `workloads_of` does."""
     seed, slots = definition.seeds[0], definition.nodes * definition.slots
-    workloads = workloads_of(definition, applications)
+    workloads = workload_maker(definition, applications)
     rows = [row for entry in definition.sets for row in workloads(set_name(entry), seed)[0].rows]
     single_jobs = {}
     for application in sorted({row.spec.application for row in rows}):
@@ -201,7 +201,7 @@ def isolated(
                 name = f"{ISOLATED}-{application}-{replicas}"
                 fields = {"application": application, "replicas": replicas, "seed": seed}
                 single_jobs[name] = single_job(fields, name, applications, slots)
-    runs = [PlannedRun(set=name, policy=ISOLATED_POLICY, seed=seed, alone=True) for name in single_jobs]
+    runs = [PlannedRun(set=name, policy=ISOLATED_POLICY, seed=seed, is_isolated=True) for name in single_jobs]
     return runs, lambda name, _: (single_jobs[name], workload_text(single_jobs[name]))
 
 

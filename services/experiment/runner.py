@@ -26,7 +26,7 @@ from services.experiment.folder import (
     MEMORY_FILE,
     RUN_FILE,
     WORKLOAD_FILE,
-    Folder,
+    ExperimentFolder,
     RunRecord,
     code_digest,
     write_json,
@@ -53,9 +53,9 @@ class RunTask(Struct, frozen=True):
     definition: Definition
     config: Config
     """The experiment's configuration."""
-    command: int
+    command_pid: int
     """Process id of the command that waits for the run."""
-    code: str
+    code_digest: str
     """The digest of the code that the command runs."""
 
 
@@ -91,10 +91,10 @@ def perform(task: RunTask) -> RunOutcome:
 
 
 def _perform(task: RunTask) -> RunOutcome:
-    folder = Folder(Path(task.folder), task.definition)
+    folder = ExperimentFolder(Path(task.folder), task.definition)
     bounds = task.definition.guard
     report = _reporter(task.run)
-    check = _command_check(task.command)
+    check = _command_check(task.command_pid)
     for left in reversed(range(task.definition.attempts)):
         if problem := wait_until_quiet(bounds, report, bounds.wait_s):
             raise MachineBusy(
@@ -103,27 +103,27 @@ def _perform(task: RunTask) -> RunOutcome:
         check()
         start_s = time.monotonic()
         started = datetime.now().astimezone().isoformat(timespec="seconds")
-        attempt = folder.attempt(task.run)
-        record = folder.record(task.run, attempt, started=started)
+        attempt = folder.next_attempt(task.run)
+        record = folder.new_record(task.run, attempt, started=started)
         try:
             values, mean_jct_s = _attempt(task, check)
         except StackError as error:
             reason = f"the stack did not come up: {str(error).splitlines()[0]}"
             record = structs.replace(record, wall_s=time.monotonic() - start_s, reason=reason)
-            folder.lose(task.run, record)
+            folder.set_aside(task.run, record)
             if not left:
                 raise
         else:
-            if code_digest() != task.code:  # each stack loads the code again
+            if code_digest() != task.code_digest:  # each stack loads the code again
                 raise UserError(
                     f"{task.run.name}: the code of coadapt was changed during the experiment: the run does "
                     "not count; the same command continues with the former code"
                 )
             record = structs.replace(record, wall_s=time.monotonic() - start_s, **values)
             if record.clean or not left:
-                write_json(folder.of(task.run) / RUN_FILE, record)
+                write_json(folder.run_folder(task.run) / RUN_FILE, record)
                 return RunOutcome(run=task.run, record=record, mean_jct_s=mean_jct_s)
-            folder.lose(task.run, record)
+            folder.set_aside(task.run, record)
         report(f"attempt {attempt} is set aside in lost/, {left} left: {record.reason}")
     raise AssertionError("a definition has at least one attempt")
 
@@ -131,7 +131,7 @@ def _perform(task: RunTask) -> RunOutcome:
 def _configured(task: RunTask) -> Config:
     """The configuration of the run, with its own folder, policy and memory."""
     config, run = task.config, task.run
-    place = Folder(Path(task.folder), task.definition).of(run)
+    place = ExperimentFolder(Path(task.folder), task.definition).run_folder(run)
     return structs.replace(
         config,
         run=structs.replace(

@@ -53,7 +53,7 @@ from services.job_agent.reconcile import (
     reconcile,
 )
 from services.job_agent.replicas import ChildProcesses, Exit
-from services.job_agent.unsaved import Unsaved
+from services.job_agent.unsaved_jobs import UnsavedJobs
 
 TAIL_LINES = 20
 TAIL_BYTES = 2_000
@@ -102,7 +102,7 @@ class NodeJobs:
         self.started = 0
         self.saved: dict[str, JobSaved] = {}
         """Jobs that have saved and still have processes here, which must exit before that is reported."""
-        self.unsaved = Unsaved(node, config.trainer.collective_timeout_s)
+        self.unsaved = UnsavedJobs(node, config.trainer.collective_timeout_s)
 
     # ------------------------------------------------------------------ orders
 

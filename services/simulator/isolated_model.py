@@ -72,11 +72,11 @@ def _nodes(run: RunHistory) -> tuple[Node, ...]:
     return tuple(Node(name=node.name, slots=node.slots, slot_speed=node.slot_speed) for node in run.nodes)
 
 
-def calibrated(folder: Path | None) -> IsolatedModel:
+def load_isolated_model(folder: Path | None) -> IsolatedModel:
     """The model from the profiles in `folder`, or from those of the project. Raises UserError."""
     known, place = applications(load_config(os.environ).applications.modules), folder or PROFILES
     return IsolatedModel(read_profiles(place, known), read_machine(place).slot_speed)
 
 
-def source(folder: Path | None) -> str:
+def model_source(folder: Path | None) -> str:
     return f"the calibrated model of {folder}" if folder else "the calibrated model of workloads/profiles"

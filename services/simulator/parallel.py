@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from services.simulator.cases import SimulationCase
     from services.simulator.results import Result
 
-THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 """Environment variables that set the number of threads of numpy's libraries."""
 
 
@@ -24,14 +24,14 @@ class WorkerLost(UserError):
     exit_code = EXIT_FAILED
 
 
-def one_thread_each() -> None:
+def limit_to_one_thread() -> None:
     """Limit numpy to one thread in this process and its children: the matrices of a round are so small that
     threads would only wait for each other. Call it before numpy is loaded and processes are started."""
-    for name in THREADS:
+    for name in THREAD_VARIABLES:
         os.environ.setdefault(name, "1")
 
 
-def simulated(
+def simulate_all(
     cases: "Sequence[SimulationCase]", processes: int | None = None, line_every_s: float = 0.0
 ) -> "Iterator[Result]":
     """Simulate the cases. Yields results in the order of the cases, as soon as they are available.

@@ -20,7 +20,7 @@ from common.lifecycle import UserError
 from common.types import Struct
 from services.simulator.case_from_run import case_from_run
 from services.simulator.cases import SimulationCase
-from services.simulator.parallel import simulated
+from services.simulator.parallel import simulate_all
 from services.simulator.problems import problems
 from services.simulator.run_case import check_cases
 from workloads.applications import applications
@@ -83,7 +83,7 @@ def replicate(
             cases, left_out = twins(runs, profiles, draft, factors if own_steps else lambda run: ())
             if not cases:
                 raise UserError(next(iter(left_out.values())))
-            results = list(simulated(cases, processes))
+            results = list(simulate_all(cases, processes))
             _replace(draft, simulations)
         for name in left_out:
             shutil.rmtree(simulations / name, ignore_errors=True)

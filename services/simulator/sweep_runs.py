@@ -10,11 +10,20 @@ from common import __version__
 from common.config import load_config
 from common.lifecycle import UserError
 from services.simulator.cases import CLUSTERS, SimulationCase, labels, traces_in
-from services.simulator.parallel import simulated
+from services.simulator.parallel import simulate_all
 from services.simulator.problems import problems
 from services.simulator.results import Result
 from services.simulator.run_case import check_cases, is_burst
-from services.simulator.sweeps import BASELINES, LEFT_OUT, LOAD, Member, Sweep, chosen, distinct, members
+from services.simulator.sweeps import (
+    BASELINES,
+    LEFT_OUT,
+    LOAD,
+    Sweep,
+    SweepRun,
+    distinct_cases,
+    plan_sweep_runs,
+    select_sweeps,
+)
 from workloads.applications import applications
 from workloads.files.generate import RECIPES, generate, to_toml
 from workloads.files.measured_profile import PROFILES, read_profiles
@@ -41,7 +50,7 @@ def run_study(
     """The tables of the sweeps in `names`, or of all sweeps, and whether every run has a figure (in every run
     all jobs completed). `workloads` are files or names of recipes, whose jobs make these `requests`; empty
     means those of the world by default. Raises UserError."""
-    sweeps, baseline = chosen(world, names), BASELINES[world]
+    sweeps, baseline = select_sweeps(world, names), BASELINES[world]
     with tempfile.TemporaryDirectory() as folder:
         if world == "osdi21":
             base = published_cases(traces, workloads, seeds or SEEDS[world])
@@ -49,11 +58,11 @@ def run_study(
             base = recipe_cases(profiles, workloads, requests, seeds or SEEDS[world], Path(folder))
         check_cases(base)
         bursts = {case.label for case in base if is_burst(case)}
-        runs = members(sweeps, base, bursts)
+        runs = plan_sweep_runs(sweeps, base, bursts)
         if not runs:
             raise UserError(f"--sweep {LOAD}: in every workload all jobs arrive at once, whatever the load")
-        cases = distinct(runs)
-        results = dict(zip(cases, simulated(cases, processes, LINE_EVERY_S), strict=True))
+        cases = distinct_cases(runs)
+        results = dict(zip(cases, simulate_all(cases, processes, LINE_EVERY_S), strict=True))
     outcomes = [_outcome(member, results[member.case]) for member in runs]
     left_out: Mapping[str, str] = {} if names else LEFT_OUT[world]
     if any(sweep.name == LOAD for sweep in sweeps):
@@ -134,7 +143,7 @@ def _axis(sweep: Sweep, baseline: str) -> Axis:
     )
 
 
-def _outcome(member: Member, result: Result) -> SweepOutcome:
+def _outcome(member: SweepRun, result: Result) -> SweepOutcome:
     found = problems(result)
     return SweepOutcome(
         sweep=member.sweep,

@@ -61,7 +61,7 @@ class Sweep(Struct, frozen=True):
         return next(point for point in self.points if point.default)
 
 
-class Member(Struct, frozen=True):
+class SweepRun(Struct, frozen=True):
     """One run of a sweep."""
 
     sweep: str
@@ -161,7 +161,7 @@ def _varied(
 # --------------------------------------------------------------------------- the runs
 
 
-def chosen(world: str, names: Sequence[str]) -> list[Sweep]:
+def select_sweeps(world: str, names: Sequence[str]) -> list[Sweep]:
     """The named sweeps of a world, or all if no name is given. Raises UserError."""
     known = sweeps(world)
     for name in names:
@@ -172,15 +172,15 @@ def chosen(world: str, names: Sequence[str]) -> list[Sweep]:
     return [sweep for name, sweep in known.items() if not names or name in names]
 
 
-def members(
+def plan_sweep_runs(
     wanted: Sequence[Sweep], base: Sequence[SimulationCase], bursts: Collection[str] = ()
-) -> list[Member]:
+) -> list[SweepRun]:
     """Every run of the sweeps. `base` has a case for each workload and seed, with all other settings at their
     defaults. `bursts` are the labels of workloads whose jobs all arrive at the same time: the load sweep
     skips them, because the rate of arrivals changes nothing there."""
     baseline = BASELINES[base[0].world]
     return [
-        Member(sweep.name, point.label, policy, _case(case, policy, sweep, point))
+        SweepRun(sweep.name, point.label, policy, _case(case, policy, sweep, point))
         for sweep in wanted
         for point in sweep.points
         for policy in (baseline, *sweep.policies)
@@ -199,6 +199,6 @@ def _case(case: SimulationCase, policy: str, sweep: Sweep, point: SweepPoint) ->
     return structs.replace(changed, times_error=case.times_error, noise_error=case.noise_error)
 
 
-def distinct(runs: Sequence[Member]) -> list[SimulationCase]:
+def distinct_cases(runs: Sequence[SweepRun]) -> list[SimulationCase]:
     """The cases to simulate. Sweeps share their default points."""
     return list(dict.fromkeys(member.case for member in runs))

@@ -5,7 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from common.config import CONFIG_FILE, RESERVED_NAMES, Config, ConfigError, config_environment, load_config
+from common.config import (
+    CONFIG_FILE,
+    RESERVED_NAMES,
+    Config,
+    ConfigError,
+    config_environment,
+    load_config,
+)
 from services.cli.reference import root_command, subcommands
 from services.scheduler.policies.registry import policy_names
 from tests.fixtures.doc_pages import (

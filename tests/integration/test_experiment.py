@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from services.experiment.folder import RUN_FILE, Folder, RunRecord, write_json
-from services.experiment.plan import planned, read_definition
+from services.experiment.folder import RUN_FILE, ExperimentFolder, RunRecord, write_json
+from services.experiment.plan import plan_runs, read_definition
 from tests.fixtures import tiny_app
 from tests.fixtures.command import clean_environment, start_command
 
@@ -45,18 +45,18 @@ def experiment(folder: Path, *options: str) -> "Iterator[subprocess.Popen[str]]"
             folder_of(folder).end_leftovers()
 
 
-def folder_of(place: Path) -> Folder:
-    return Folder(place / "logs/few", read_definition(place / "few.toml"))
+def folder_of(place: Path) -> ExperimentFolder:
+    return ExperimentFolder(place / "logs/few", read_definition(place / "few.toml"))
 
 
 def test_a_killed_experiment_continues_and_repeats_the_interrupted_run(tmp_path: Path) -> None:
     (tmp_path / "quick.toml").write_text(SET)
     (tmp_path / "few.toml").write_text(DEFINITION)
     folder = folder_of(tmp_path)
-    first, second = planned(folder.definition)
-    folder.of(first).mkdir(parents=True)
-    write_json(folder.of(first) / RUN_FILE, folder.record(first, 1, wall_s=9.0, verified=True))
-    done = (folder.of(first) / RUN_FILE).stat().st_mtime_ns
+    first, second = plan_runs(folder.definition)
+    folder.run_folder(first).mkdir(parents=True)
+    write_json(folder.run_folder(first) / RUN_FILE, folder.new_record(first, 1, wall_s=9.0, verified=True))
+    done = (folder.run_folder(first) / RUN_FILE).stat().st_mtime_ns
 
     with experiment(tmp_path) as command:
         while len(folder.leftovers()) < 5:  # honcho and some of its services
@@ -75,12 +75,12 @@ def test_a_killed_experiment_continues_and_repeats_the_interrupted_run(tmp_path:
     assert lines[2].startswith("2/2 quick-fixed-1: mean JCT")
     assert lines[-1].endswith("coadapt compare logs/few")
     assert folder.leftovers() == []
-    assert (folder.of(first) / RUN_FILE).stat().st_mtime_ns == done
+    assert (folder.run_folder(first) / RUN_FILE).stat().st_mtime_ns == done
     assert json.loads((folder.path / "lost/quick-fixed-1-1/run.json").read_text())["reason"] == "interrupted"
-    record = json.loads((folder.of(second) / RUN_FILE).read_text())
+    record = json.loads((folder.run_folder(second) / RUN_FILE).read_text())
     assert list(record) == list(RunRecord.__struct_fields__)
     assert (record["attempt"], record["verified"], record["audit_clean"]) == (2, True, True)
     assert 0.0 <= record["foreign_cpu_fraction"] <= 1.0
     assert 1e8 < record["peak_memory_bytes"] < 4e9
     assert record["wall_s"] > 1.0
-    assert "seed = 2" in (folder.of(second) / "workload.toml").read_text()
+    assert "seed = 2" in (folder.run_folder(second) / "workload.toml").read_text()

@@ -31,7 +31,7 @@ from services.job_agent.reconcile import (
     VerifierRecord,
     reconcile,
 )
-from services.job_agent.unsaved import Unsaved
+from services.job_agent.unsaved_jobs import UnsavedJobs
 
 
 @dataclass(eq=False)
@@ -79,7 +79,7 @@ class SimulatedAgent:
         self.orders: Orders | None = None
         self._started = 0
         self._saved: dict[str, JobSaved] = {}
-        self._unsaved = Unsaved(node, save_s)
+        self._unsaved = UnsavedJobs(node, save_s)
 
     def follow(self, orders: Orders, now_s: float) -> tuple[list[SimulatedProcess], list[SimulatedProcess]]:
         """Take newer orders. Returns the processes that were started, and those that were killed."""

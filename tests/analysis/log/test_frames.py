@@ -14,17 +14,7 @@ from analysis.log.frames import MAX_FAULTS, Frames, from_records, read
 from analysis.log.schemas import ADDED_TO_EVENTS, EVENTS, PARTS, PLACE, TABLES
 from common.eventlog import encode_line
 from common.protocol import EventRecord, JobSubmitted, TrainingSample
-from tests.fixtures.logs import (
-    RUN_ID,
-    STATISTICS,
-    add,
-    decided,
-    good_run,
-    only,
-    save,
-    spec,
-    written,
-)
+from tests.fixtures.logs import RUN_ID, STATISTICS, add, decided, good_run, only, save, spec, written
 
 GOOD_LINES = [encode_line(record) for record in written(good_run())]
 SAMPLE_LINE = next(number for number, line in enumerate(GOOD_LINES, start=1) if b"TrainingSample" in line)

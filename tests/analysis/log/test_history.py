@@ -1,6 +1,13 @@
 from analysis.log.frames import from_records
 from analysis.log.history import history, integral
-from common.protocol import AgentJoined, AgentLeft, JobFailed, RunEnded, RunStarted, TrainingSample
+from common.protocol import (
+    AgentJoined,
+    AgentLeft,
+    JobFailed,
+    RunEnded,
+    RunStarted,
+    TrainingSample,
+)
 from common.types import JobState
 from tests.fixtures.logs import (
     add,

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from services.cli.run_commands import readable_duration
-from services.experiment.folder import RUN_FILE, Folder, write_json
-from services.experiment.plan import planned, read_definition
+from services.experiment.folder import RUN_FILE, ExperimentFolder, write_json
+from services.experiment.plan import plan_runs, read_definition
 
 SET = '[[job]]\napplication = "digits-cnn"\n'
 DEFINITION = 'policies = ["fixed", "pollux"]\nsets = ["mine.toml"]\nseeds = [1, 2]\n'
@@ -72,11 +72,11 @@ def test_a_machine_that_is_too_busy_is_refused_with_3(command):
 
 def test_a_dry_run_shows_the_plan_and_what_is_left_of_it(command):
     definition = read_definition(Path("some.toml"))
-    folder = Folder(Path("logs/some"), definition)
-    first, second, *_ = planned(definition)
+    folder = ExperimentFolder(Path("logs/some"), definition)
+    first, second, *_ = plan_runs(definition)
     for run, reason in ((first, ""), (second, "noisy")):
-        folder.of(run).mkdir(parents=True)
-        write_json(folder.of(run) / RUN_FILE, folder.record(run, 1, wall_s=150.0, reason=reason))
+        folder.run_folder(run).mkdir(parents=True)
+        write_json(folder.run_folder(run) / RUN_FILE, folder.new_record(run, 1, wall_s=150.0, reason=reason))
     code, out, _ = command("some.toml", "--dry-run")
     assert code == 0
     assert [line.split() for line in out.splitlines()] == [
@@ -89,7 +89,7 @@ def test_a_dry_run_shows_the_plan_and_what_is_left_of_it(command):
 
 
 def test_a_dry_run_of_isolated_jobs_shows_their_plan(command):
-    folder = Folder(Path("logs/some"), read_definition(Path("some.toml")))
+    folder = ExperimentFolder(Path("logs/some"), read_definition(Path("some.toml")))
     code, out, _ = command("some.toml", "--isolated", "--dry-run")
     assert code == 0
     assert [line.split() for line in out.splitlines()] == [
@@ -102,11 +102,11 @@ def test_a_dry_run_of_isolated_jobs_shows_their_plan(command):
 
 def test_a_finished_experiment_runs_nothing_and_reports_what_is_not_clean(command):
     definition = read_definition(Path("some.toml"))
-    folder = Folder(Path("logs/some"), definition)
-    for run in planned(definition):
-        folder.of(run).mkdir(parents=True)
+    folder = ExperimentFolder(Path("logs/some"), definition)
+    for run in plan_runs(definition):
+        folder.run_folder(run).mkdir(parents=True)
         reason = "too noisy" if run.name == "mine-fixed-2" else ""
-        write_json(folder.of(run) / RUN_FILE, folder.record(run, 1, wall_s=1.0, reason=reason))
+        write_json(folder.run_folder(run) / RUN_FILE, folder.new_record(run, 1, wall_s=1.0, reason=reason))
     code, out, err = command("some.toml")
     assert code == 1
     assert err == "coadapt: mine-fixed-2: not clean: too noisy\n"

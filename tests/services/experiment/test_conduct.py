@@ -24,8 +24,8 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def finish(experiment: PreparedExperiment, run: PlannedRun, reason: str = "") -> None:
     folder = experiment.folder
-    folder.of(run).mkdir(parents=True)
-    write_json(folder.of(run) / RUN_FILE, folder.record(run, 1, wall_s=10.0, reason=reason))
+    folder.run_folder(run).mkdir(parents=True)
+    write_json(folder.run_folder(run) / RUN_FILE, folder.new_record(run, 1, wall_s=10.0, reason=reason))
 
 
 def no_progress() -> NoReturn:

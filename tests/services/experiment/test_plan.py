@@ -9,15 +9,15 @@ from common.lifecycle import UserError
 from services.experiment.plan import (
     Definition,
     PlannedRun,
-    configured,
     expected_s,
-    isolated,
-    only,
-    planned,
+    plan_isolated_runs,
+    plan_runs,
     read_definition,
+    select_runs,
     shifted,
+    with_cluster,
     with_seeds,
-    workloads_of,
+    workload_maker,
 )
 from tests.fixtures.profiles import write_profiles
 from workloads.applications import applications
@@ -52,7 +52,7 @@ def defined(folder: Path, text: str) -> Definition:
 
 
 def test_policies_of_the_same_jobs_run_in_succession_seed_by_seed() -> None:
-    runs = planned(DEFINITION)
+    runs = plan_runs(DEFINITION)
     groups = [runs[first : first + 3] for first in range(0, len(runs), 3)]
     assert [{(run.seed, run.set) for run in group} for group in groups] == [
         {(seed, name)} for seed in (1, 2) for name in DEFINITION.sets
@@ -61,12 +61,12 @@ def test_policies_of_the_same_jobs_run_in_succession_seed_by_seed() -> None:
 
 
 def test_policies_take_turns_to_be_first() -> None:
-    firsts = [run.policy for run in planned(DEFINITION)[::3]]
+    firsts = [run.policy for run in plan_runs(DEFINITION)[::3]]
     assert firsts == ["fixed", "dynamic", "pollux", "fixed", "dynamic", "pollux", "fixed", "dynamic"]
 
 
 def test_of_two_policies_each_is_first_equally_often_on_every_set() -> None:
-    runs = planned(DEFINITION, ["pollux", "dynamic"])
+    runs = plan_runs(DEFINITION, ["pollux", "dynamic"])
     firsts = [(run.set, run.policy) for run in runs[::2]]
     assert {run.policy for run in runs} == {"dynamic", "pollux"}
     assert sorted(firsts) == sorted(
@@ -77,17 +77,17 @@ def test_of_two_policies_each_is_first_equally_often_on_every_set() -> None:
 def test_more_seeds_keep_the_order_of_the_former_ones() -> None:
     more = with_seeds(DEFINITION, 4)
     assert more.seeds == (1, 2, 3, 4)
-    assert planned(more)[: len(planned(DEFINITION))] == planned(DEFINITION)
+    assert plan_runs(more)[: len(plan_runs(DEFINITION))] == plan_runs(DEFINITION)
     assert with_seeds(DEFINITION, 1).seeds == (1,)
 
 
 def test_the_plan_can_be_restricted_to_names_that_it_has() -> None:
-    runs = only(planned(DEFINITION), ["pollux"], ["tail"])
+    runs = select_runs(plan_runs(DEFINITION), ["pollux"], ["tail"])
     assert runs == [PlannedRun(set="tail", policy="pollux", seed=seed) for seed in (1, 2)]
     with pytest.raises(UserError, match=r"--policy 'sia': allowed: fixed, dynamic, pollux"):
-        only(planned(DEFINITION), ["sia"], [])
+        select_runs(plan_runs(DEFINITION), ["sia"], [])
     with pytest.raises(UserError, match="--set 'demo': allowed: steady, burst, tail, diurnal"):
-        only(planned(DEFINITION), [], ["demo"])
+        select_runs(plan_runs(DEFINITION), [], ["demo"])
 
 
 def test_a_policy_with_parameters_has_its_own_folder() -> None:
@@ -130,13 +130,13 @@ def test_the_experiment_of_the_project_is_valid() -> None:
     definition = read_definition(ROOT / "workloads/experiments/cpu.toml")
     assert definition.name == "cpu"
     assert set(definition.sets) == set(RECIPES)
-    assert len(planned(definition)) == 5 * 4 * 3
-    assert expected_s(planned(definition), {}, definition.run_s) < 2.25 * 3600
+    assert len(plan_runs(definition)) == 5 * 4 * 3
+    assert expected_s(plan_runs(definition), {}, definition.run_s) < 2.25 * 3600
 
 
 def test_the_configuration_has_the_cluster_of_the_definition(tmp_path: Path) -> None:
     text = 'policies = ["fixed"]\nsets = ["tail"]\nseeds = [1]\nslots = 3\nslot_speed = 0.5'
-    config = configured(Config(), defined(tmp_path, text))
+    config = with_cluster(Config(), defined(tmp_path, text))
     assert (config.agent.slots, config.agent.slot_speed) == (3, 0.5)
 
 
@@ -152,8 +152,8 @@ def test_a_users_own_set_is_found_next_to_the_definition_and_its_seeds_are_shift
 ) -> None:
     (tmp_path / "mine.toml").write_text(OWN_SET)
     definition = defined(tmp_path, 'policies = ["fixed"]\nsets = ["mine.toml"]\nseeds = [1, 2]')
-    assert planned(definition)[0].name == "mine-fixed-1"
-    workloads = workloads_of(definition, applications())
+    assert plan_runs(definition)[0].name == "mine-fixed-1"
+    workloads = workload_maker(definition, applications())
     plain = read_workload(tmp_path / "mine.toml", applications())
     seeds = []
     for seed in (1, 2):
@@ -169,7 +169,7 @@ def test_a_users_own_set_is_found_next_to_the_definition_and_its_seeds_are_shift
 def test_a_recipe_gives_the_same_jobs_for_the_same_seed_only(tmp_path: Path) -> None:
     text = 'policies = ["fixed"]\nsets = ["steady"]\nseeds = [1]\nprofiles = "measured"'
     write_profiles(tmp_path / "measured")
-    workloads = workloads_of(defined(tmp_path, text), applications())
+    workloads = workload_maker(defined(tmp_path, text), applications())
     first = workloads("steady", 1)
     assert first == workloads("steady", 1)
     assert first[0].rows != workloads("steady", 2)[0].rows
@@ -183,13 +183,13 @@ def test_a_job_that_the_cluster_cannot_run_is_reported_before_any_run(tmp_path: 
     )
     definition = defined(tmp_path, 'policies = ["fixed"]\nsets = ["wide.toml"]\nseeds = [1]')
     with pytest.raises(UserError, match=r"wide.toml: job 1: replicas 9: allowed: at most 8"):
-        workloads_of(definition, applications())("wide", 1)
+        workload_maker(definition, applications())("wide", 1)
 
 
 def alone(tmp_path: Path, text: str) -> dict[str, Workload]:
     """The workloads of the isolated runs of a definition by name, as read from their files."""
-    runs, workloads = isolated(defined(tmp_path, text), applications())
-    assert {(run.policy, run.alone) for run in runs} == {("pollux:adapt_replicas=false", True)}
+    runs, workloads = plan_isolated_runs(defined(tmp_path, text), applications())
+    assert {(run.policy, run.is_isolated) for run in runs} == {("pollux:adapt_replicas=false", True)}
     assert [run.name for run in runs] == [run.set for run in runs]
     found = {}
     for run in runs:

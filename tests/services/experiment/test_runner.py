@@ -9,13 +9,13 @@ from msgspec import structs
 from common.config import Config
 from common.lifecycle import UserError
 from services.experiment import runner
-from services.experiment.folder import RUN_FILE, Folder, code_digest
-from services.experiment.plan import ISOLATED_POLICY, Definition, PlannedRun, planned
+from services.experiment.folder import RUN_FILE, ExperimentFolder, code_digest
+from services.experiment.plan import ISOLATED_POLICY, Definition, PlannedRun, plan_runs
 from services.experiment.runner import RunTask, perform
 
 DEFINITION = Definition(policies=("fixed",), sets=("tail",), seeds=(1,), name="some")
-(PLANNED,) = planned(DEFINITION)
-ALONE = PlannedRun(set="isolated-matfac-2", policy=ISOLATED_POLICY, seed=1, alone=True)
+(PLANNED,) = plan_runs(DEFINITION)
+ALONE = PlannedRun(set="isolated-matfac-2", policy=ISOLATED_POLICY, seed=1, is_isolated=True)
 
 
 def task(place: Path, monkeypatch: pytest.MonkeyPatch, run: PlannedRun, code: str) -> RunTask:
@@ -34,8 +34,8 @@ def task(place: Path, monkeypatch: pytest.MonkeyPatch, run: PlannedRun, code: st
         folder=str(place),
         definition=DEFINITION,
         config=Config(),
-        command=os.getpid(),
-        code=code,
+        command_pid=os.getpid(),
+        code_digest=code,
     )
 
 
@@ -45,13 +45,13 @@ def test_the_record_of_a_run_is_next_to_its_log(
 ) -> None:
     outcome = perform(task(tmp_path, monkeypatch, run, code_digest()))
     assert (outcome.mean_jct_s, outcome.record.clean) == (7.0, True)
-    assert Folder(tmp_path, DEFINITION).records([run]) == {run: outcome.record}
+    assert ExperimentFolder(tmp_path, DEFINITION).records([run]) == {run: outcome.record}
 
 
 def test_only_the_named_policies_have_a_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     definition = structs.replace(DEFINITION, policies=("fixed", "pollux"), memory=("pollux",))
     having = {}
-    for run in (*planned(definition), ALONE):
+    for run in (*plan_runs(definition), ALONE):
         of_run = structs.replace(task(tmp_path, monkeypatch, run, ""), definition=definition)
         having[run.name] = runner._configured(of_run).collector.memory
     assert having == {"tail-fixed-1": False, "tail-pollux-1": True, ALONE.name: False}

@@ -8,12 +8,7 @@ import pytest
 
 from common.config import Config, load_config
 from common.lifecycle import UserError
-from services.launcher.project_files import (
-    PROCFILE_TEXT,
-    config_text,
-    create_project,
-    field_docstrings,
-)
+from services.launcher.project_files import PROCFILE_TEXT, config_text, create_project, field_docstrings
 from workloads.applications import applications
 from workloads.files.workload_file import read_workload
 

@@ -31,14 +31,7 @@ from common.protocol import (
 from common.types import JobConfig, JobProfile, JobState
 from services.scheduler.commands import Answer, SendOrders, WantRound
 from services.scheduler.state import orders_of
-from tests.fixtures.scheduler_driver import (
-    LEAVE_TIMEOUT_S,
-    Driver,
-    make_node,
-    make_spec,
-    placed,
-    run_job,
-)
+from tests.fixtures.scheduler_driver import LEAVE_TIMEOUT_S, Driver, make_node, make_spec, placed, run_job
 
 
 def test_a_job_walks_from_submission_to_a_verified_completion(driver: Driver) -> None:

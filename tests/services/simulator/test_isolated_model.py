@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from analysis.compare.experiment_runs import gather
-from services.simulator.isolated_model import IsolatedModel, Unprofiled, calibrated
+from services.simulator.isolated_model import IsolatedModel, Unprofiled, load_isolated_model
 from services.simulator.isolated_times import IsolatedTimes
 from services.simulator.output_folders import claimed
 from services.simulator.run_case import simulate
@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(scope="module")
 def modelled(tmp_path_factory: pytest.TempPathFactory) -> IsolatedModel:
-    return calibrated(write_profiles(tmp_path_factory.mktemp("profiles")))
+    return load_isolated_model(write_profiles(tmp_path_factory.mktemp("profiles")))
 
 
 def test_isolated_times_come_from_the_calibrated_world_with_the_nodes_of_the_run(
@@ -62,7 +62,7 @@ def test_rho_from_the_log_of_a_simulated_run_equals_the_rho_of_the_simulator(tmp
     case = case_of("calibrated", workload=demo, profiles=profiles, seed=1, out=out, fairness=True)
     with claimed(case.out, [case.run_id]):
         result = simulate(case)
-    model = calibrated(profiles)
+    model = load_isolated_model(profiles)
     (run,) = gather(tmp_path / "runs", model, model.step_time).runs
     assert run.step_time == pytest.approx(1.0, rel=1e-3)
     assert result.rhos

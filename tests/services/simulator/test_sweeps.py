@@ -8,7 +8,7 @@ import pytest
 
 from common.lifecycle import UserError
 from services.scheduler.policies.registry import make_policy
-from services.simulator.sweeps import BASELINES, chosen, distinct, members, sweeps
+from services.simulator.sweeps import BASELINES, distinct_cases, plan_sweep_runs, select_sweeps, sweeps
 from tests.fixtures.profiles import write_profiles
 from tests.fixtures.simulation_cases import TWO_JOBS, case_of
 
@@ -27,27 +27,27 @@ def test_every_sweep_has_one_point_with_all_defaults(world: str) -> None:
 
 @pytest.mark.parametrize("world", BASELINES)
 def test_every_policy_of_every_sweep_exists(world: str) -> None:
-    for member in members(chosen(world, ()), [case_of(world)]):
+    for member in plan_sweep_runs(select_sweeps(world, ()), [case_of(world)]):
         make_policy(member.case.policy)
 
 
 def test_sweeps_share_the_runs_of_the_default_point() -> None:
-    runs = members(
-        chosen("calibrated", ["round", "load"]), [case_of("calibrated", seed=seed) for seed in (1, 2)]
+    runs = plan_sweep_runs(
+        select_sweeps("calibrated", ["round", "load"]), [case_of("calibrated", seed=seed) for seed in (1, 2)]
     )
     points, policies, seeds = 5 + 5, 5, 2
     assert len(runs) == points * policies * seeds
-    assert len(distinct(runs)) == (points - 1) * policies * seeds
+    assert len(distinct_cases(runs)) == (points - 1) * policies * seeds
 
 
 def test_the_load_sweep_skips_workloads_whose_jobs_arrive_together() -> None:
     one = case_of("calibrated")
-    runs = members(chosen("calibrated", ["round", "load"]), [one], {one.label})
+    runs = plan_sweep_runs(select_sweeps("calibrated", ["round", "load"]), [one], {one.label})
     assert {run.sweep for run in runs} == {"round"}
 
 
 def test_only_the_parametrised_policies_get_the_parameters_of_a_point() -> None:
-    runs = members(chosen("osdi21", ["power"]), [case_of("osdi21")])
+    runs = plan_sweep_runs(select_sweeps("osdi21", ["power"]), [case_of("osdi21")])
     asked = {(run.point, run.policy): run.case.policy for run in runs}
     assert asked["0", "pollux"] == "pollux:power=0"
     assert asked["-1", "pollux"] == "pollux"
@@ -56,7 +56,7 @@ def test_only_the_parametrised_policies_get_the_parameters_of_a_point() -> None:
 
 def test_an_unknown_sweep_is_refused_with_the_allowed_names() -> None:
     with pytest.raises(UserError, match="--sweep 'rounds': allowed with --world osdi21: round, restart"):
-        chosen("osdi21", ["rounds"])
+        select_sweeps("osdi21", ["rounds"])
 
 
 @pytest.fixture

@@ -10,12 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import structs
 
-from common.types import (
-    GradientStatistics,
-    JobConfig,
-    JobProfile,
-    ThroughputParameters,
-)
+from common.types import GradientStatistics, JobConfig, JobProfile, ThroughputParameters
 from services.scheduler.policies.coadapt import (
     LATE,
     RESTART_HORIZON_S,

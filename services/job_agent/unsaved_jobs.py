@@ -26,7 +26,7 @@ class RankZero:
     """This agent has reported what happened to the state."""
 
 
-class Unsaved:
+class UnsavedJobs:
     """`save_s`: how long the node that rank 0 has moved away from may take to save."""
 
     def __init__(self, node: str, save_s: float) -> None:

@@ -2,7 +2,7 @@
 
 from common.protocol import JobOrder, ReplicaLost
 from common.types import Allocation, Placement
-from services.job_agent.unsaved import Unsaved
+from services.job_agent.unsaved_jobs import UnsavedJobs
 from tests.fixtures.job_orders import job_order, orders
 
 SAVE_S = 10.0
@@ -18,7 +18,7 @@ def preempted(generation: int, leaving: Allocation) -> JobOrder:
     return job_order("j", generation, (), leaving=leaving)
 
 
-def answers(unsaved: Unsaved, now_s: float) -> list[ReplicaLost]:
+def answers(unsaved: UnsavedJobs, now_s: float) -> list[ReplicaLost]:
     """The facts of a node without processes, which are then reported."""
     facts = unsaved.answers(lambda _: False, now_s)
     for fact in facts:
@@ -27,7 +27,7 @@ def answers(unsaved: Unsaved, now_s: float) -> list[ReplicaLost]:
 
 
 def test_one_node_reports_a_preempted_job_even_if_another_has_missed_an_order() -> None:
-    a, b = Unsaved("a", SAVE_S), Unsaved("b", SAVE_S)
+    a, b = UnsavedJobs("a", SAVE_S), UnsavedJobs("b", SAVE_S)
     for unsaved in (a, b):
         unsaved.follow(orders(moved(1, A)), 0.0)
     a.follow(orders(moved(2, B)), 0.0)  # b misses these
@@ -40,7 +40,7 @@ def test_one_node_reports_a_preempted_job_even_if_another_has_missed_an_order() 
 
 
 def test_a_node_that_rank_0_moved_to_gives_the_previous_node_time_to_save() -> None:
-    b = Unsaved("b", SAVE_S)
+    b = UnsavedJobs("b", SAVE_S)
     b.follow(orders(moved(1, A)), 0.0)
     b.follow(orders(moved(2, B)), 0.0)
     b.follow(orders(preempted(3, B)), 0.0)
@@ -49,7 +49,7 @@ def test_a_node_that_rank_0_moved_to_gives_the_previous_node_time_to_save() -> N
 
 
 def test_a_second_preemption_is_reported_even_if_the_orders_between_were_missed() -> None:
-    a = Unsaved("a", SAVE_S)
+    a = UnsavedJobs("a", SAVE_S)
     a.follow(orders(moved(1, A)), 0.0)
     for generation in (2, 4):
         a.follow(orders(preempted(generation, A)), 0.0)
@@ -57,6 +57,6 @@ def test_a_second_preemption_is_reported_even_if_the_orders_between_were_missed(
 
 
 def test_a_job_with_a_living_process_is_not_reported() -> None:
-    a = Unsaved("a", SAVE_S)
+    a = UnsavedJobs("a", SAVE_S)
     a.follow(orders(preempted(1, A)), 0.0)
     assert a.answers(lambda _: True, 1000.0) == []
