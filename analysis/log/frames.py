@@ -32,7 +32,7 @@ import numpy.typing as npt
 import polars as pl
 
 from analysis.log.one_clock import Order, order_events
-from analysis.log.schemas import ADDED_TO_EVENTS, EVENTS, JOBS, PARTS, PLACE, TABLES, Column, Table
+from analysis.log.schemas import ADDED_TO_EVENTS, EVENTS, JOBS, PARTS, PLACE, TABLES, FrameColumn, FrameSchema
 from common.eventlog import EVENTS_FILE, EventLogError, decode_line, decode_lines
 from common.protocol import EventRecord, JobCancelled, JobCompleted, JobFailed, RoundDecided
 from common.types import Allocation, JobState, Struct
@@ -295,7 +295,7 @@ class _Builder:
         return frame.filter(pl.col("position").is_not_null()) if repeated else frame.rechunk()
 
 
-def _schema(table: Table) -> dict[str, pl.DataType]:
+def _schema(table: FrameSchema) -> dict[str, pl.DataType]:
     place = {name: column.dtype for name, column in PLACE.items()}
     kind = {"type": pl.String()} if len(table.types) > 1 else {}
     return place | kind | table.schema
@@ -327,7 +327,7 @@ def _get_if_any(values: Sequence[Any], name: str) -> list[Any]:
         return [None if value is None else getattr(value, name) for value in values]
 
 
-def _series(values: Sequence[Any], column: Column) -> pl.Series:
+def _series(values: Sequence[Any], column: FrameColumn) -> pl.Series:
     if isinstance(column.dtype, pl.Categorical):
         return pl.Series(values, dtype=pl.String).cast(column.dtype)
     if isinstance(column.dtype, pl.List):  # polars takes lists of Python much more slowly than JSON
@@ -336,7 +336,9 @@ def _series(values: Sequence[Any], column: Column) -> pl.Series:
     return pl.Series(values, dtype=column.dtype)
 
 
-def _table(table: Table, kind: type[Struct], rows: npt.NDArray[np.uint32], events: list[Any]) -> pl.DataFrame:
+def _table(
+    table: FrameSchema, kind: type[Struct], rows: npt.NDArray[np.uint32], events: list[Any]
+) -> pl.DataFrame:
     """The events of one type as a frame, without the columns that the type has no field for."""
     columns = {"row": pl.Series(rows)}
     if len(table.types) > 1:

@@ -43,7 +43,7 @@ def compare(
     Pairs the runs of the same jobs by set and seed. Ratios have 95% bootstrap intervals; fewer than 5 pairs
     have a range instead, and no verdict. Lists every run that is left out.
 
-    Exit code 1: a run was left out or has no partner."""
+    Exit codes: 0 every run counts; 1 a run was left out or has no partner; 2 bad input."""
     from analysis.report import comparison_report
     from analysis.report.tables import stdout_console
     from services.simulator.isolated_model import load_isolated_model, model_source

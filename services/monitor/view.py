@@ -34,21 +34,21 @@ STYLES = {
 
 
 @dataclass(frozen=True)
-class Column:
+class JobColumn:
     name: str
     from_width: int
     """Shown on terminals that are at least this many characters wide."""
 
 
 COLUMNS = (
-    Column("job", 0),
-    Column("application", WIDE_WIDTH),
-    Column("state", 0),
-    Column("slots", 0),
-    Column("batch", NARROW_WIDTH),
-    Column("budget", WIDE_WIDTH),
-    Column("metric", WIDE_WIDTH),
-    Column("last decision", DECISION_WIDTH),
+    JobColumn("job", 0),
+    JobColumn("application", WIDE_WIDTH),
+    JobColumn("state", 0),
+    JobColumn("slots", 0),
+    JobColumn("batch", NARROW_WIDTH),
+    JobColumn("budget", WIDE_WIDTH),
+    JobColumn("metric", WIDE_WIDTH),
+    JobColumn("last decision", DECISION_WIDTH),
 )
 
 

@@ -8,7 +8,7 @@ import pytest
     [
         (["missing", "--to", "xml", "--out", "tables"], "'--to': 'xml': allowed: parquet, csv"),
         (["missing", "--to", "csv"], "--out"),
-        (["missing", "--to", "csv", "--out", "tables"], "missing: no such file or folder"),
+        (["missing", "--to", "csv", "--out", "tables"], "missing: no run in it"),
         ([".", "--to", "csv", "--out", "tables"], "no run in it"),
     ],
 )

@@ -92,7 +92,7 @@ def test_completion_can_be_installed_for_the_shell_that_runs_the_command(tmp_pat
 @pytest.mark.parametrize(
     ("arguments", "error"),
     [
-        (["fly"], "command 'fly': allowed: run, submit"),
+        (["fly"], "command 'fly': allowed: init, run, submit"),
         (["bench", "fly"], "command 'fly': allowed: resize, overhead, pacing, scaling, decision"),
         (["jobs", "--yaml"], "--yaml"),
         (["cancel"], "ID"),

@@ -134,8 +134,8 @@ def test_an_invalid_record_is_named(folder: ExperimentFolder) -> None:
 def test_only_one_command_can_use_a_folder(folder: ExperimentFolder) -> None:
     code = (
         "import sys; from pathlib import Path\n"
-        "from services.experiment.folder import Folder\n"
-        "with Folder(Path(sys.argv[1]), None).claimed(): pass"
+        "from services.experiment.folder import ExperimentFolder\n"
+        "with ExperimentFolder(Path(sys.argv[1]), None).claimed(): pass"
     )
     command = [sys.executable, "-c", code, str(folder.path)]
     root = Path(__file__).parents[3]
@@ -156,13 +156,13 @@ def test_conditions_are_written_once_and_other_conditions_are_refused(
     assert set(written["versions"]) == {"coadapt", "python", "torch"}
     bounds = LoadBounds(watch_s=9.0, busy_before=0.2, wait_s=1.0)
     more = msgspec.structs.replace(DEFINITION, seeds=(1, 11, 12), attempts=5, run_s=9.0, guard=bounds)
-    ExperimentFolder(folder.path, more).settle(Config())
+    ExperimentFolder(folder.path, more).record_conditions(Config())
     again = json.loads((folder.path / "experiment.json").read_text())
     assert again["definition"]["seeds"] == [1, 11, 12]
     assert again["date"] == written["date"]
     other = msgspec.structs.replace(DEFINITION, requests="realistic")
     with pytest.raises(UserError, match=r"other conditions: requests was tuned, is realistic; move"):
-        ExperimentFolder(folder.path, other).settle(Config())
+        ExperimentFolder(folder.path, other).record_conditions(Config())
     config = msgspec.structs.replace(
         Config(), scheduler=msgspec.structs.replace(Config().scheduler, policy="fixed", round_s=5.0)
     )
@@ -182,7 +182,9 @@ def test_runs_with_other_bounds_are_refused(
 ) -> None:
     folder.record_conditions(Config())
     with pytest.raises(UserError, match=f"other conditions: {expected}; move"):
-        ExperimentFolder(folder.path, msgspec.structs.replace(DEFINITION, guard=bounds)).settle(Config())
+        ExperimentFolder(folder.path, msgspec.structs.replace(DEFINITION, guard=bounds)).record_conditions(
+            Config()
+        )
 
 
 def written(root: Path) -> Path:

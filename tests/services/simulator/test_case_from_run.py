@@ -135,7 +135,7 @@ def test_a_copy_of_a_run_is_left_out(fidelity, experiment) -> None:
     code, out, _ = fidelity(place, "--profiles", profiles, "--json", "-j", 1)
     found = json.loads(out)
     assert (code, found["runs"]) == (1, 2)
-    why = "set, policy and seed are those of two-pollux-3"
+    why = "same set, policy and seed as two-pollux-3"
     assert found["left_out"] == [{"run": "two-pollux-3-copy", "why": why}]
 
 
