@@ -30,7 +30,7 @@ def export(
 ) -> None:
     """Write the event log of a run as tables.
 
-    There is one file for each kind of event. The output lists the written files.
+    There is one file for each table (frame). The output lists the written files.
 
     Exit codes: 0 success; 2 bad input."""
     from analysis.log.export import export as write_tables
