@@ -99,7 +99,7 @@ def make_policy(text: str) -> Policy:
     if not isinstance(policy, Policy):
         needed = f"a subclass of {Policy.__module__}.Policy"
         raise UnknownPolicy(f"policy {name!r}: {where} returns a {type(policy).__name__}; needed: {needed}")
-    if not isinstance(vars(policy).get("name", getattr(type(policy), "name", None)), str):
+    if not isinstance(getattr(policy, "name", None), str):
         raise UnknownPolicy(f"policy {name!r}: {where} has no `name` that is a string")
     return policy
 
