@@ -77,7 +77,8 @@ def _measures(run: RunHistory, result: RunSummary) -> Iterator[tuple[str, str]]:
     yield (
         "goodput",
         f"{decimal(result.goodput.cluster_mean)} useful examples/s "
-        f"of {decimal(result.throughput.cluster_mean)} examples/s, efficiency {decimal(result.efficiency_mean, 3)}, "
+        f"of {decimal(result.throughput.cluster_mean)} examples/s, "
+        f"efficiency {decimal(result.efficiency_mean, 3)}, "
         f"modelled/realised {decimal(result.goodput.modelled_over_realised, 3)}",
     )
     batch_changes = sum(job.batch_changes for job in run.jobs.values())
