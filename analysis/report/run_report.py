@@ -74,11 +74,12 @@ def _measures(run: RunHistory, result: RunSummary) -> Iterator[tuple[str, str]]:
         f"mean {seconds(jct.mean)}, p50 {seconds(jct.p50)}, p90 {seconds(jct.p90)}, p99 {seconds(jct.p99)}",
     )
     yield "time", f"makespan {seconds(result.makespan_s)}, queueing {seconds(result.queue_s.mean)} a job"
+    over_realised = decimal(result.goodput.modelled_over_realised, 3)
     yield (
         "goodput",
-        f"{decimal(result.goodput.cluster_mean)} useful examples/s "
-        f"of {decimal(result.throughput.cluster_mean)} examples/s, efficiency {decimal(result.efficiency_mean, 3)}, "
-        f"modelled/realised {decimal(result.goodput.modelled_over_realised, 3)}",
+        f"{decimal(result.goodput.cluster_mean)} useful examples/s of "
+        f"{decimal(result.throughput.cluster_mean)} examples/s, efficiency "
+        f"{decimal(result.efficiency_mean, 3)}, modelled/realised {over_realised}",
     )
     batch_changes = sum(job.batch_changes for job in run.jobs.values())
     yield (

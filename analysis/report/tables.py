@@ -35,9 +35,8 @@ class Table:
 def to_console(console: "Console", table: Table) -> None:
     """Print the table. Cells may come from logs, so they are never read as markup.
 
-    A terminal has short lines, so there the bounds of a figure go on a line of their own below it. Elsewhere the
-    table is padded text: rich takes a millisecond for each row.
-    """
+    A terminal has short lines, so there the bounds of a figure go on a line of their own below it. Elsewhere
+    the table is padded text: rich takes a millisecond for each row."""
     from rich import box
     from rich.table import Table as RichTable
     from rich.text import Text
