@@ -3,25 +3,12 @@
 import statistics
 from collections.abc import Mapping, Sequence
 
-import msgspec
-
+from analysis.compare.experiment_files import RunRecord
 from analysis.compare.pairing import ComparedRun
 from common.types import Struct
 
-
-class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """The machine during one run, from its run.json, which holds more. None: not recorded."""
-
-    wall_s: float | None = None
-    """The whole run, with start and stop of the stack."""
-    load_mean: float | None = None
-    """Load average of the system."""
-    foreign_cpu_fraction: float | None = None
-    """Share of the machine's CPU that other processes used."""
-    steal_fraction: float | None = None
-    """Share of the machine's CPU that the hypervisor took."""
-    peak_memory_bytes: float | None = None
-    """All processes of the stack together."""
+FIGURES = ("wall_s", "load_mean", "foreign_cpu_fraction", "steal_fraction", "peak_memory_bytes")
+"""Fields of `RunRecord`."""
 
 
 class Spread(Struct, frozen=True):
@@ -31,19 +18,18 @@ class Spread(Struct, frozen=True):
 
 
 def noise(
-    runs: Sequence[ComparedRun], conditions: Mapping[str, Conditions]
+    runs: Sequence[ComparedRun], records: Mapping[str, RunRecord]
 ) -> dict[str, dict[str, Spread | None]]:
-    """The spread over runs, by policy and field of `Conditions`; None if no run recorded it. `conditions` is
-    by run."""
-    by_policy: dict[str, list[Conditions]] = {}
+    """The spread over runs, by policy and figure; None if no run recorded it. `records` is by run."""
+    by_policy: dict[str, list[RunRecord | None]] = {}
     for run in runs:
-        by_policy.setdefault(run.policy, []).append(conditions.get(run.name, Conditions()))
+        by_policy.setdefault(run.policy, []).append(records.get(run.name))
     return {
-        policy: {name: _spread([getattr(one, name) for one in some]) for name in Conditions.__struct_fields__}
-        for policy, some in by_policy.items()
+        policy: {name: _spread([getattr(record, name, None) for record in own]) for name in FIGURES}
+        for policy, own in by_policy.items()
     }
 
 
 def _spread(values: Sequence[float | None]) -> Spread | None:
-    known = [value for value in values if value is not None]
+    known = [float(value) for value in values if value is not None]
     return Spread(min(known), statistics.median(known), max(known)) if known else None

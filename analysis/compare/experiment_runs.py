@@ -1,10 +1,5 @@
 """Read the folder of an experiment: which runs count, and which are left out and why.
 
-    DIR/<set>-<policy>-<seed>/        a run; run.json says what it is and how it went
-    DIR/lost/<run>-<attempt>/         runs that were lost to noise or a failure, and were repeated
-    DIR/isolated/isolated-<application>-<n>/   runs of one job alone
-    DIR/experiment.json               machine and date
-
 A simulated run has no run.json. Its log names the set, the seed and the policy; the parameters of the policy
 are in the name of its folder.
 """
@@ -17,7 +12,14 @@ from typing import Any
 
 import msgspec
 
-from analysis.compare.conditions import Conditions
+from analysis.compare.experiment_files import (
+    EXPERIMENT_FILE,
+    ISOLATED,
+    LOST,
+    RUN_FILE,
+    WORKLOAD_FILE,
+    RunRecord,
+)
 from analysis.compare.pairing import ComparedRun, LeftOut
 from analysis.log.find_logs import RUN_MARKS, NoRuns, find_logs
 from analysis.log.frames import read
@@ -29,44 +31,9 @@ from analysis.summarize import summarize
 from common.eventlog import EVENTS_FILE
 from common.types import Struct
 
-FACTS_FILE, ABOUT_FILE, WORKLOAD_FILE = "run.json", "experiment.json", "workload.toml"
-LOST, ISOLATED = "lost", "isolated"
-
 IsolatedTimeOf = Callable[[RunHistory], IsolatedTime | None]
 """Gives the isolated times of a run's jobs, for rho (`analysis.run.fairness`)."""
 StepTimeOf = Callable[[RunHistory], float | None]
-
-
-class RunFacts(Conditions, frozen=True, kw_only=True):
-    """The part of run.json that a comparison needs."""
-
-    set: str
-    policy: str
-    seed: int
-    requests: str = ""
-    started: str | None = None
-    verified: bool = True
-    audit_clean: bool = True
-    noisy: bool = False
-    reason: str = ""
-
-    @property
-    def fault(self) -> str:
-        """Why the run does not count; empty if it counts."""
-        faults = {
-            "noisy": self.noisy,
-            "not verified": not self.verified,
-            "audit not clean": not self.audit_clean,
-        }
-        named = ", ".join(name for name, applies in faults.items() if applies and name not in self.reason)
-        return ": ".join(text for text in (named, self.reason) if text)
-
-    @property
-    def full_set(self) -> str:
-        """The set with its kind of requests: the same jobs with other requests are another set."""
-        if self.requests and self.requests not in self.set.split("-"):
-            return f"{self.set}-{self.requests}"
-        return self.set
 
 
 class IsolatedRun(Struct, frozen=True):
@@ -87,7 +54,7 @@ class IsolatedRun(Struct, frozen=True):
 class Experiment:
     place: Path
     runs: tuple[ComparedRun, ...]
-    conditions: dict[str, Conditions]
+    records: dict[str, RunRecord]
     """By run, for those with a run.json."""
     left_out: tuple[LeftOut, ...]
     lost: tuple[LeftOut, ...]
@@ -128,7 +95,7 @@ class _Reader:
     isolated: IsolatedTimeOf | None
     step_time: StepTimeOf
     runs: list[ComparedRun] = field(default_factory=list)
-    conditions: dict[str, Conditions] = field(default_factory=dict)
+    records: dict[str, RunRecord] = field(default_factory=dict)
     starts: list[str] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
     alone: list[IsolatedRun] = field(default_factory=list)
@@ -136,15 +103,15 @@ class _Reader:
     def read_run(self, folder: Path) -> None:
         name = plain(folder.name)
         try:
-            facts = _usable_facts(folder)
-            run = _compared_run(folder, facts, self.isolated or (lambda _: None), self.step_time)
+            record = _usable_record(folder)
+            run = _compared_run(folder, record, self.isolated or (lambda _: None), self.step_time)
         except _NotUsable as reason:
             self.left_out.append(LeftOut(run=name, why=str(reason)))
             return
         self.runs.append(run)
-        if facts:
-            self.conditions[name] = facts
-            self.starts += [facts.started] if facts.started else []
+        if record:
+            self.records[name] = record
+            self.starts += [record.started] if record.started else []
 
     def read_isolated_run(self, folder: Path) -> None:
         """Without isolated times there is nothing to check, and such runs are not missed."""
@@ -165,7 +132,7 @@ class _Reader:
                 raise ValueError("not a table")
         except (OSError, ValueError) as error:
             why = f"cannot be read ({error}): machine, date and policies with a memory are not known"
-            self.left_out.append(LeftOut(run=ABOUT_FILE, why=why))
+            self.left_out.append(LeftOut(run=EXPERIMENT_FILE, why=why))
             return {}
         return about
 
@@ -199,12 +166,12 @@ def gather(
                 reader.read_isolated_run(single)
         elif folder.name != LOST:
             reader.left_out += _runs_too_deep(place, folder)
-    about = reader.read_about(place / ABOUT_FILE)
+    about = reader.read_about(place / EXPERIMENT_FILE)
     date = about.get("date") or max(reader.starts, default=None)
     return Experiment(
         place=place,
         runs=tuple(reader.runs),
-        conditions=reader.conditions,
+        records=reader.records,
         left_out=tuple(reader.left_out),
         lost=tuple(map(_lost_run, _folders(place / LOST))),
         alone=tuple(reader.alone),
@@ -214,7 +181,7 @@ def gather(
 
 
 def _is_run(folder: Path) -> bool:
-    return any((folder / mark).exists() for mark in (*RUN_MARKS, FACTS_FILE))
+    return any((folder / mark).exists() for mark in (*RUN_MARKS, RUN_FILE))
 
 
 def _folders(place: Path) -> list[Path]:
@@ -224,21 +191,21 @@ def _folders(place: Path) -> list[Path]:
         return []
 
 
-def _facts(folder: Path) -> RunFacts | None:
+def _record(folder: Path) -> RunRecord | None:
     """None without a run.json. Raises _NotUsable."""
-    path = folder / FACTS_FILE
+    path = folder / RUN_FILE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=RunFacts) if path.exists() else None
+        return msgspec.json.decode(path.read_bytes(), type=RunRecord) if path.exists() else None
     except (OSError, ValueError) as error:  # msgspec's errors are ValueErrors
-        raise _NotUsable(f"{FACTS_FILE}: {plain(str(error))}") from error
+        raise _NotUsable(f"{RUN_FILE}: {plain(str(error))}") from error
 
 
-def _usable_facts(folder: Path) -> RunFacts | None:
+def _usable_record(folder: Path) -> RunRecord | None:
     """Raises _NotUsable if run.json says that the run does not count."""
-    facts = _facts(folder)
-    if facts and facts.fault:
-        raise _NotUsable(plain(facts.fault))
-    return facts
+    record = _record(folder)
+    if record and record.fault:
+        raise _NotUsable(plain(record.fault))
+    return record
 
 
 def _usable_log(folder: Path, isolated: IsolatedTimeOf) -> tuple[RunHistory, RunSummary]:
@@ -258,15 +225,15 @@ def _usable_log(folder: Path, isolated: IsolatedTimeOf) -> tuple[RunHistory, Run
 
 
 def _compared_run(
-    folder: Path, facts: RunFacts | None, isolated: IsolatedTimeOf, step_time: StepTimeOf
+    folder: Path, record: RunRecord | None, isolated: IsolatedTimeOf, step_time: StepTimeOf
 ) -> ComparedRun:
     """Raises _NotUsable."""
-    if not facts and (folder.parent / ABOUT_FILE).exists():
-        raise _NotUsable(f"no {FACTS_FILE}: it was interrupted or is still running")
+    if not record and (folder.parent / EXPERIMENT_FILE).exists():
+        raise _NotUsable(f"no {RUN_FILE}: it was interrupted or is still running")
     history, summary = _usable_log(folder, isolated)
     name = plain(folder.name)
-    if facts:
-        of, policy, seed, requests = facts.full_set, facts.policy, facts.seed, facts.requests
+    if record:
+        of, policy, seed, requests = record.full_set, record.policy, record.seed, record.requests
     else:
         of, seed, requests = str(summary.workload), int(summary.seed or 0), ""
         policy = name.removeprefix(f"{of}-").removesuffix(f"-{seed}")
@@ -291,7 +258,7 @@ def _jobs(workload: Path, history: RunHistory) -> str:
 
 def _isolated_run(folder: Path, isolated: IsolatedTimeOf, step_time: StepTimeOf) -> IsolatedRun:
     """Raises _NotUsable."""
-    _usable_facts(folder)
+    _usable_record(folder)
     models: list[IsolatedTime] = []
 
     def remember(run: RunHistory) -> IsolatedTime | None:
@@ -320,8 +287,8 @@ def _isolated_run(folder: Path, isolated: IsolatedTimeOf, step_time: StepTimeOf)
 
 def _lost_run(folder: Path) -> LeftOut:
     try:
-        facts = _facts(folder)
-        why = (facts.fault if facts else "") or "no reason given"
+        record = _record(folder)
+        why = (record.fault if record else "") or "no reason given"
     except _NotUsable as reason:
         why = str(reason)
     return LeftOut(run=f"{LOST}/{plain(folder.name)}", why=f"lost: {plain(why)}")

@@ -141,7 +141,7 @@ def to_json(report: ComparisonReport) -> str:
         "rho": report.rho_from,
         "method": METHOD,
         "scope": SCOPE,
-        "noise": noise(comparison.runs, experiment.conditions),
+        "noise": noise(comparison.runs, experiment.records),
         **experiment.made_by,
         "date": experiment.date,
     }

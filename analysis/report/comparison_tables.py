@@ -31,7 +31,7 @@ CONDITIONS = {
     "steal_fraction": ("steal", 1.0, ".3%"),
     "peak_memory_bytes": ("peak memory GB", 1e-9, ".2f"),
 }
-"""By field of `Conditions`: title, factor and format."""
+"""By figure of `analysis.compare.conditions`: title, factor and format."""
 BOUNDS = f"[{LEVEL:.0%} interval], (range of fewer than {ENOUGH_PAIRS} pairs)"
 OTHERS = [measure for measure in MEASURES if measure is not JCT]
 
@@ -40,7 +40,7 @@ def comparison_tables(experiment: Experiment, comparison: Comparison) -> Iterato
     yield _means_table(comparison)
     yield _jct_table(comparison)
     yield _other_measures_table(comparison)
-    if experiment.conditions:
+    if experiment.records:
         yield _conditions_table(experiment, comparison)
     if experiment.alone:
         yield _isolated_table(experiment)
@@ -101,7 +101,7 @@ def _conditions_table(experiment: Experiment, comparison: Comparison) -> Table:
         )
         return f"{median} ({least} to {most})"
 
-    spreads = noise(comparison.runs, experiment.conditions)
+    spreads = noise(comparison.runs, experiment.records)
     return Table(
         "The machine during these runs: median over runs (range)",
         ["policy", *(title for title, _, _ in CONDITIONS.values())],

@@ -349,7 +349,6 @@ def _started_s() -> float:
 
 def _print_results(results: "Sequence[Result]", as_markdown: bool) -> None:
     from services.simulator.policy_table import comparison
-    from services.simulator.problems import problems
 
     if as_markdown:
         print(comparison(results))
@@ -359,5 +358,5 @@ def _print_results(results: "Sequence[Result]", as_markdown: bool) -> None:
 
         to_console(stdout_console(), run_table(results))
     for result in results:
-        for problem in problems(result):
+        for problem in result.problems:
             print(f"{result.run_id}: {problem}")

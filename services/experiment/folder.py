@@ -1,9 +1,6 @@
-"""The folder of an experiment: which runs are done, which were set aside, and what a killed command left.
+"""Which runs of an experiment are done, which were set aside, and what a killed command left.
 
-<experiment>/experiment.json            definition, settings, machine, versions, date
-             <set>-<policy>-<seed>/     a run: its log and workload.toml; done once run.json is there too
-             isolated/isolated-<application>-<replicas>/   the same for a run of one job alone
-             lost/<run>-<attempt>/      runs that were noisy, failed or interrupted, and were set aside
+`analysis.compare.experiment_files` describes the folder.
 """
 
 import contextlib
@@ -20,22 +17,25 @@ from typing import Any
 import msgspec
 import psutil
 
+from analysis.compare.experiment_files import (
+    EXPERIMENT_FILE,
+    ISOLATED,
+    LOST,
+    RUN_FILE,
+    WORKLOAD_FILE,
+    RunRecord,
+)
 from common import __version__
 from common.atomic_write import write_atomically
 from common.config import PREFIX, Config
 from common.lifecycle import UserError
-from common.types import Struct
 from services.bench.measure import processor
-from services.experiment.plan import ISOLATED, Definition, PlannedRun
+from services.experiment.plan import Definition, PlannedRun
 from services.launcher.processes import stop_processes
 
 ROOT = Path(__file__).resolve().parents[2]
 """Where the packages of the project are, in a checkout or installed."""
-RUN_FILE = "run.json"
-EXPERIMENT_FILE = "experiment.json"
-WORKLOAD_FILE = "workload.toml"
 LOCK_FILE = ".experiment.lock"
-LOST = "lost"
 MEMORY_FILE = "memory.json"
 FIXED_KEYS = ("requests", "nodes", "timeout_s", "memory")
 """Keys of the definition that must be the same for all runs of an experiment."""
@@ -45,36 +45,6 @@ FIXED_BOUNDS = ("foreign_cpu", "steal")
 """Bounds of the guard that decide which runs are kept. Those for the wait before a run may change."""
 CODE = ("common", "services", "workloads")
 """Packages whose code affects a run."""
-
-
-class RunRecord(Struct, frozen=True):
-    """`run.json`. A value is null if it is unknown, because the run was interrupted or its stack did not come
-    up."""
-
-    set: str
-    requests: str
-    policy: str
-    seed: int
-    attempt: int
-    started: str | None = None
-    """ISO 8601, with the time zone."""
-    wall_s: float | None = None
-    """The whole run, including the start and stop of the stack."""
-    load_before: float | None = None
-    load_mean: float | None = None
-    steal_fraction: float | None = None
-    foreign_cpu_fraction: float | None = None
-    peak_memory_bytes: int | None = None
-    verified: bool = False
-    """Whether every job of the workload was completed and verified."""
-    audit_clean: bool = False
-    noisy: bool = False
-    reason: str = ""
-    """Everything that is wrong with the run; empty: nothing."""
-
-    @property
-    def clean(self) -> bool:
-        return not self.reason
 
 
 class ExperimentFolder:
@@ -107,14 +77,10 @@ class ExperimentFolder:
         return 1 + max((int(match[1]) for name in names if (match := pattern.fullmatch(name))), default=0)
 
     def new_record(self, run: PlannedRun, attempt: int, **values: Any) -> RunRecord:
-        return RunRecord(
-            set=run.set,
-            requests=self.definition.requests,
-            policy=run.policy,
-            seed=run.seed,
-            attempt=attempt,
-            **values,
-        )
+        """A record of a run that is not verified, unless `values` say otherwise."""
+        known = {"set": run.set, "policy": run.policy, "seed": run.seed, "attempt": attempt}
+        unverified = {"requests": self.definition.requests, "verified": False, "audit_clean": False}
+        return RunRecord(**{**known, **unverified, **values})
 
     def set_aside(self, run: PlannedRun, record: RunRecord) -> Path:
         """Set a run aside in lost/, so that it can be repeated. Returns its new folder."""

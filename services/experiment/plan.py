@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, structs
 
+from analysis.compare.experiment_files import ISOLATED
 from common.config import Config, Count, Fraction, Seconds
 from common.lifecycle import UserError
 from common.types import ApplicationSpec, Struct
@@ -20,8 +21,6 @@ from workloads.files.toml_text import workload_text
 from workloads.files.workload_file import MAX_SEED, Workload, name_problems, read_workload, single_job
 
 RECIPE_NAMES = ", ".join(sorted(RECIPES))
-ISOLATED = "isolated"
-"""Folder of the runs of one job alone. `coadapt compare` checks the model of isolated times against them."""
 ISOLATED_POLICY = "pollux:adapt_replicas=false"
 """Gives a job the replicas that it requests and the batch of the largest goodput, as the model assumes."""
 ISOLATED_REPLICAS = (1, 2, 4)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from msgspec import structs
 
+from analysis.compare.experiment_files import RUN_FILE, WORKLOAD_FILE, RunRecord
 from analysis.log.frames import read
 from analysis.summarize import summarize
 from common.config import Config
@@ -22,15 +23,7 @@ from common.messaging.request_reply import ServerUnavailable
 from common.protocol import JobTable
 from common.types import Struct
 from services.bench.quiet_machine import MachineBusy, Meter, noise, wait_until_quiet
-from services.experiment.folder import (
-    MEMORY_FILE,
-    RUN_FILE,
-    WORKLOAD_FILE,
-    ExperimentFolder,
-    RunRecord,
-    code_digest,
-    write_json,
-)
+from services.experiment.folder import MEMORY_FILE, ExperimentFolder, code_digest, write_json
 from services.experiment.plan import Definition, PlannedRun
 from services.launcher.client import Arrivals, Client, workload_reader
 from services.launcher.stack import Stack, StackError, current_procfile

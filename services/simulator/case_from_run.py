@@ -4,16 +4,17 @@ from pathlib import Path
 
 import msgspec
 
+from analysis.compare.experiment_files import WORKLOAD_FILE
 from common.config import Config
 from common.eventlog import EVENTS_FILE, EventLogError, read_events
 from common.lifecycle import UserError
 from common.protocol import AgentJoined, JobSubmitted, RunStarted
 from common.types import Node
+from services.scheduler.resume import CONFIG_COPY
 from services.simulator.cases import SimulationCase
 from services.simulator.worlds.simulated_training import TRAINER
 from workloads.files.measured_profile import PROFILES, read_machine
 
-CONFIG_FILE, WORKLOAD_FILE = "config.json", "workload.toml"
 FIXED_TRAINER_SETTINGS = (
     "sample_every_s",
     "warmup_steps",
@@ -41,7 +42,7 @@ def case_from_run(
 
     Raises UserError if the folder lacks something that is needed, if the run had another slot speed than the
     profiles, or settings that cannot be simulated."""
-    workload, config = run / WORKLOAD_FILE, _read_config(run / CONFIG_FILE)
+    workload, config = run / WORKLOAD_FILE, _read_config(run / CONFIG_COPY)
     if not workload.is_file():
         raise UserError(
             f"{workload}: no such file; the run cannot be simulated without its workload, which only "
@@ -51,7 +52,7 @@ def case_from_run(
         actual, simulated = getattr(config.trainer, key), getattr(TRAINER, key)
         if actual != simulated:
             raise UserError(
-                f"{run / CONFIG_FILE}: trainer.{key} {actual:g}; the world `calibrated` has {simulated:g}: "
+                f"{run / CONFIG_COPY}: trainer.{key} {actual:g}; the world `calibrated` has {simulated:g}: "
                 "the simulation would not match this run"
             )
     started, nodes = _read_start(run / EVENTS_FILE)

@@ -21,7 +21,6 @@ from common.types import Struct
 from services.simulator.case_from_run import case_from_run
 from services.simulator.cases import SimulationCase
 from services.simulator.parallel import simulate_all
-from services.simulator.problems import problems
 from services.simulator.run_case import check_cases
 from workloads.applications import applications
 from workloads.files.measured_profile import PROFILES, read_profiles
@@ -91,7 +90,7 @@ def replicate(
     except OSError as error:
         raise UserError(f"{error.filename or place}: cannot be written: {error.strerror}") from error
     found = [f"{run}: {why}" for run, why in left_out.items()]
-    found += [f"{result.run_id}, simulated: {problem}" for result in results for problem in problems(result)]
+    found += [f"{result.run_id}, simulated: {problem}" for result in results for problem in result.problems]
     return Replication(NAME + suffix, comparison, pairs, OWN_STEPS_NOTE if own_steps else "", found)
 
 

@@ -60,6 +60,14 @@ class Result(Struct, frozen=True):
     wall_s: float
     cpu_s: float
 
+    @property
+    def problems(self) -> list[str]:
+        """One line for each job that failed or was refused, and one each when the policy gave no valid
+        decision, the run was given up, or no job could run."""
+        jobs = (("failed", self.failed), ("refused", self.refused))
+        lines = [f"{job_id} {what}: {reason}" for what, of in jobs for job_id, reason in of.items()]
+        return lines + [problem for problem in (self.undecided, self.stalled, self.idle) if problem]
+
 
 def result_of(
     run: SimulatedRun, case: SimulationCase, rhos: dict[str, float] | None, *, wall_s: float, cpu_s: float

@@ -2,8 +2,11 @@
 
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+from msgspec import structs
 
 from analysis.compare.sensitivity_study import Axis, Study, SweepOutcome, study
 from common import __version__
@@ -11,7 +14,6 @@ from common.config import load_config
 from common.lifecycle import UserError
 from services.simulator.cases import CLUSTERS, SimulationCase, labels, traces_in
 from services.simulator.parallel import simulate_all
-from services.simulator.problems import problems
 from services.simulator.results import Result
 from services.simulator.run_case import check_cases, is_burst
 from services.simulator.sweeps import (
@@ -64,12 +66,9 @@ def run_study(
         cases = distinct_cases(runs)
         results = dict(zip(cases, simulate_all(cases, processes, LINE_EVERY_S), strict=True))
     outcomes = [_outcome(member, results[member.case]) for member in runs]
-    left_out: Mapping[str, str] = {} if names else LEFT_OUT[world]
+    left_out = {} if names else dict(LEFT_OUT[world])
     if any(sweep.name == LOAD for sweep in sweeps):
-        left_out = {
-            **left_out,
-            **{f"{LOAD}, {label}": "its jobs all come at once" for label in sorted(bursts)},
-        }
+        left_out |= {f"{LOAD}, {label}": "its jobs all come at once" for label in sorted(bursts)}
     axes = [_axis(sweep, baseline) for sweep in sweeps]
     found = study(world, __version__, baseline, axes, outcomes, left_out)
     return found, all(outcome.mean_jct_s is not None for outcome in outcomes)
@@ -80,7 +79,7 @@ def published_cases(traces: Path | None, workloads: Sequence[str], seeds: int) -
     default = [traces_in(traces).parent / "workloads" / name for name in PUBLISHED]
     named = labels([Path(name) for name in workloads] or default)
     return [
-        _case("osdi21", label, path, seed, traces=traces)
+        _case("osdi21", label=label, workload=path, seed=seed, traces=traces)
         for path, label in named.items()
         if path is not None
         for seed in range(1, seeds + 1)
@@ -102,35 +101,14 @@ def recipe_cases(
                 label, path = f"{name}-{requests}", folder / f"{name}-{requests}-{seed}.toml"
                 made = generate(RECIPES[name], requests, seed, measured, size.nodes, size.slots)
                 path.write_text(to_toml(made), encoding="utf-8")
-            cases.append(_case("calibrated", label, path, seed, profiles=profiles))
+            cases.append(_case("calibrated", label=label, workload=path, seed=seed, profiles=profiles))
     return cases
 
 
-def _case(
-    world: str,
-    label: str,
-    workload: Path,
-    seed: int,
-    *,
-    traces: Path | None = None,
-    profiles: Path | None = None,
-) -> SimulationCase:
-    size = CLUSTERS[world]
-    return SimulationCase(
-        label=label,
-        workload=workload,
-        policy=BASELINES[world],
-        world=world,
-        traces=traces,
-        profiles=profiles,
-        nodes=size.nodes,
-        slots=size.slots,
-        round_s=size.round_s,
-        interference=0.0,
-        seed=seed,
-        restart_s=None,
-        out=None,
-    )
+def _case(world: str, **fields: Any) -> SimulationCase:
+    """A case on the default cluster of the world, under its baseline policy."""
+    cluster = structs.asdict(CLUSTERS[world])
+    return SimulationCase(world=world, policy=BASELINES[world], **cluster, **fields)
 
 
 def _axis(sweep: Sweep, baseline: str) -> Axis:
@@ -144,7 +122,7 @@ def _axis(sweep: Sweep, baseline: str) -> Axis:
 
 
 def _outcome(member: SweepRun, result: Result) -> SweepOutcome:
-    found = problems(result)
+    found = result.problems
     return SweepOutcome(
         sweep=member.sweep,
         point=member.point,

@@ -40,6 +40,12 @@ Placement = tuple[int, ...]
 """The replicas on each node."""
 
 
+def packed(replicas: int, slots: int) -> Placement:
+    """This many replicas on as few nodes of `slots` as possible."""
+    whole, rest = divmod(replicas, slots)
+    return (*(whole * [slots]), *([rest] if rest else []))
+
+
 class Costs(msgspec.Struct, frozen=True, kw_only=True):
     """What the jobs of an application cost besides their steps. In seconds, except `step_overhead`."""
 

@@ -12,7 +12,7 @@ import numpy as np
 from common.goodput.model import gain
 from common.lifecycle import UserError
 from common.types import JobConfig, JobSpec, batch_config
-from workloads.files.measured_profile import MeasuredProfile
+from workloads.files.measured_profile import MeasuredProfile, packed
 
 LEAST_OF_LINEAR, MOST_OF_LINEAR = 0.5, 0.8
 """A well-chosen number of replicas reaches a fraction of the ideal speedup between these two."""
@@ -103,6 +103,5 @@ def configs(job: JobSpec, replicas: int) -> list[JobConfig]:
 
 
 def _step_s(measured: MeasuredProfile, config: JobConfig, replicas: int, slots: int) -> float:
-    whole, rest = divmod(replicas, slots)
-    placement = (*(whole * [slots]), *([rest] if rest else []))
+    placement = packed(replicas, slots)
     return measured.step_s(placement, config.atomic_batch, config.accumulation)

@@ -18,8 +18,9 @@ modelled, from profiles (workloads/files/measured_profile.py):
 Messages take no time. Nothing fails except jobs that spend their budget.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from msgspec import structs
 
@@ -51,7 +52,7 @@ from services.simulator.worlds.interface import COLLECTOR, WorldEvent
 from services.simulator.worlds.simulated_agents import SimulatedAgent, SimulatedProcess
 from services.simulator.worlds.simulated_training import TRAINER, SimulatedStep, SimulatedTraining
 from services.simulator.worlds.timeline import Timeline
-from workloads.files.measured_profile import Costs, MeasuredProfile
+from workloads.files.measured_profile import Costs, MeasuredProfile, packed
 
 STARTS_A_ROUND = (TargetReached, JobSaved, JobRaised, ReplicaLost, VerificationDone)
 KILLED = -9
@@ -77,7 +78,6 @@ class CalibratedJob:
     """Reported after the group's first step: the source of its state, the number of replicas before it, and
     the time since which nothing was trained."""
     killed_groups: int = 0
-    """An action is dropped if a group has been killed since it was scheduled."""
     former_replicas: int = 0
     last_step_s: float = 0.0
     saved_s: float = 0.0
@@ -234,19 +234,26 @@ class CalibratedWorld:
         for process in members:
             process.in_group = True
         forming_s = self._forming_s(job.training.measured.costs)
-        self._time.after(
-            max(job.saved_s - self._time.now_s, 0.0) + forming_s, self._formed, job, job.killed_groups
-        )
+        self._after(job, max(job.saved_s - self._time.now_s, 0.0) + forming_s, self._formed)
 
     def _forming_s(self, costs: Costs) -> float:
         return costs.resize_s if self._resize_s is None else self._resize_s
 
-    def _formed(self, job: CalibratedJob, killed_groups: int) -> None:
-        if killed_groups == job.killed_groups:
-            for process in job.members:
-                process.has_state = True
-            job.training.begin_window(self._time.now_s, new_order=True)
-            self._continue_training(job)
+    def _after(self, job: CalibratedJob, seconds: float, act: Callable[..., None], *arguments: Any) -> None:
+        """Let the job's group act after some seconds, unless it has been killed by then."""
+        killed_groups = job.killed_groups
+
+        def act_if_alive() -> None:
+            if killed_groups == job.killed_groups:
+                act(job, *arguments)
+
+        self._time.after(seconds, act_if_alive)
+
+    def _formed(self, job: CalibratedJob) -> None:
+        for process in job.members:
+            process.has_state = True
+        job.training.begin_window(self._time.now_s, new_order=True)
+        self._continue_training(job)
 
     def _ready_order(self, job: CalibratedJob, current: ReplicaOrder) -> ReplicaOrder | None:
         """A newer order that the group can follow now."""
@@ -305,15 +312,13 @@ class CalibratedWorld:
         assert order
         if training.progress >= training.next_evaluation:
             evaluation_s = training.measured.evaluation_s(order.world_size)
-            self._time.after(evaluation_s, self._evaluated, job, job.killed_groups)
+            self._after(job, evaluation_s, self._evaluated)
             return
         job.next_order = self._ready_order(job, order)
         step = training.next_step(order)
-        self._time.after(step.seconds, self._stepped, job, job.killed_groups, step)
+        self._after(job, step.seconds, self._stepped, step)
 
-    def _stepped(self, job: CalibratedJob, killed_groups: int, step: SimulatedStep) -> None:
-        if killed_groups != job.killed_groups:
-            return
+    def _stepped(self, job: CalibratedJob, step: SimulatedStep) -> None:
         training, order = job.training, job.order
         assert order
         training.take(step, order)
@@ -366,9 +371,7 @@ class CalibratedWorld:
             )
             self._time.emit(COLLECTOR, fitted)
 
-    def _evaluated(self, job: CalibratedJob, killed_groups: int) -> None:
-        if killed_groups != job.killed_groups:
-            return
+    def _evaluated(self, job: CalibratedJob) -> None:
         training, order = job.training, job.order
         assert order
         metric, reached = training.evaluate(order)
@@ -385,19 +388,15 @@ class CalibratedWorld:
             claim = TargetReached(
                 job_id=job_id, generation=order.generation, checkpoint="", metric=metric, progress=progress
             )
-            self._time.after(training.measured.costs.save_s, self._finish, job, job.killed_groups, claim)
+            self._after(job, training.measured.costs.save_s, self._finish, claim)
         else:
             reason = (
                 f"progress budget of {job.spec.max_progress:g} spent short of the target "
                 f"{job.spec.target:g}; last metric {metric:g}"
             )
-            self._finish(
-                job, job.killed_groups, JobRaised(job_id=job_id, generation=order.generation, reason=reason)
-            )
+            self._finish(job, JobRaised(job_id=job_id, generation=order.generation, reason=reason))
 
-    def _finish(self, job: CalibratedJob, killed_groups: int, fact: TargetReached | JobRaised) -> None:
-        if killed_groups != job.killed_groups:
-            return
+    def _finish(self, job: CalibratedJob, fact: TargetReached | JobRaised) -> None:
         self._emit_for(job, fact)
         members, job.members = job.members, []
         for process in members:
@@ -408,8 +407,7 @@ class CalibratedWorld:
     def step_time_s(self, job_id: str, replicas: int) -> float:
         job = self.jobs[job_id]
         config = batch_config(job.spec.batch_size, replicas, job.spec)
-        whole, rest = divmod(replicas, self._slots)
-        placement = (*(whole * [self._slots]), *([rest] if rest else []))
+        placement = packed(replicas, self._slots)
         return job.training.measured.mean_step_s(placement, config.atomic_batch, config.accumulation)
 
     def remaining_steps(self, job_id: str) -> float:

@@ -33,7 +33,7 @@ from services.metrics_collector.memory import Memory
 from services.simulator.perturbation import UNPERTURBED, Perturbation
 from services.simulator.worlds.fleet import Fleet, SimulatedJob
 from services.simulator.worlds.interface import WorldEvent
-from workloads.files.measured_profile import StepTimes, read_columns, validation_files
+from workloads.files.measured_profile import StepTimes, packed, read_columns, validation_files
 
 OPTIMIZERS: dict[str, Literal["sgd", "adam", "adamw"]] = {
     "bert": "adamw",
@@ -224,10 +224,8 @@ class Osdi21World(Fleet[SimulatedJob]):
         key = (spec.application, spec.batch_size, replicas)
         if key not in self._oracle_s:
             application = self.traces[spec.application]
-            whole, rest = divmod(replicas, self.slots)
-            placement = (*(whole * [self.slots]), *([rest] if rest else []))
             config = application.split(spec.batch_size, replicas)
-            step_s, sync_s = application.times(placement, config.atomic_batch)
+            step_s, sync_s = application.times(packed(replicas, self.slots), config.atomic_batch)
             self._oracle_s[key] = step_s + (step_s - sync_s) * config.accumulation
         return self._oracle_s[key]
 

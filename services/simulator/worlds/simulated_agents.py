@@ -19,18 +19,8 @@ from common.protocol import (
     VerificationStarted,
     VerifyOrder,
 )
-from services.job_agent.reconcile import (
-    LEAVES,
-    Forget,
-    Kill,
-    Phase,
-    ReplicaRecord,
-    SendOrder,
-    StartReplica,
-    StartVerifier,
-    VerifierRecord,
-    reconcile,
-)
+from services.job_agent import reconcile as agent_logic
+from services.job_agent.reconcile import LEAVES, Phase, ReplicaRecord, StartReplica, VerifierRecord
 from services.job_agent.unsaved_jobs import UnsavedJobs
 
 
@@ -93,7 +83,7 @@ class SimulatedAgent:
         if self.orders is None:
             return started, killed
         records = [process.record for process in self.processes.values()]
-        actions = reconcile(
+        actions = agent_logic.reconcile(
             self.orders,
             self.node,
             self.slots,
@@ -102,17 +92,17 @@ class SimulatedAgent:
         )
         for action in actions:
             match action:
-                case Kill(name):
+                case agent_logic.Kill(name):
                     process = self.processes[name]
                     process.record = structs.replace(process.record, phase=Phase.KILLED)
                     killed.append(process)
-                case Forget(name):
+                case agent_logic.Forget(name):
                     del self.processes[name]
-                case SendOrder(name, order):
+                case agent_logic.SendOrder(name, order):
                     self._send(self.processes[name], order)
                 case StartReplica():
                     started.append(self._start_replica(action, now_s))
-                case StartVerifier(claim):
+                case agent_logic.StartVerifier(claim):
                     started.append(self._start_verifier(claim, now_s))
         self.answer(now_s)
         return started, killed

@@ -59,69 +59,27 @@ class Family(Struct, frozen=True):
     max_batch_size: int
     min_atomic_batch: int
     max_atomic_batch: int
-    parameters: ThroughputParameters
 
 
 FAMILIES = {
-    "small": Family(
-        share=0.72,
-        hours=(0.1, 1.0),
-        replicas=(1, 4),
-        noise=(1.0, 20.0),
-        initial_batch_size=128,
-        max_batch_size=4096,
-        min_atomic_batch=32,
-        max_atomic_batch=1024,
-        parameters=ThroughputParameters(
-            alpha_c=0.02, beta_c=2e-4, alpha_n=0.05, beta_n=2e-3, alpha_r=0.01, beta_r=5e-4, gamma=1.6
-        ),
-    ),
-    "medium": Family(
-        share=0.20,
-        hours=(1.0, 8.0),
-        replicas=(1, 8),
-        noise=(0.5, 20.0),
-        initial_batch_size=32,
-        max_batch_size=1024,
-        min_atomic_batch=8,
-        max_atomic_batch=64,
-        parameters=ThroughputParameters(
-            alpha_c=0.05, beta_c=5e-3, alpha_n=0.15, beta_n=5e-3, alpha_r=0.03, beta_r=1e-3, gamma=2.0
-        ),
-    ),
-    "large": Family(
-        share=0.06,
-        hours=(8.0, 40.0),
-        replicas=(4, 16),
-        noise=(1.0, 40.0),
-        initial_batch_size=16,
-        max_batch_size=512,
-        min_atomic_batch=4,
-        max_atomic_batch=16,
-        parameters=ThroughputParameters(
-            alpha_c=0.08, beta_c=3e-2, alpha_n=0.25, beta_n=4e-3, alpha_r=0.05, beta_r=2e-3, gamma=2.5
-        ),
-    ),
-    "xlarge": Family(
-        share=0.02,
-        hours=(60.0, 250.0),
-        replicas=(8, 32),
-        noise=(2.0, 60.0),
-        initial_batch_size=256,
-        max_batch_size=12_800,
-        min_atomic_batch=32,
-        max_atomic_batch=256,
-        parameters=ThroughputParameters(
-            alpha_c=0.1, beta_c=3e-3, alpha_n=0.3, beta_n=5e-3, alpha_r=0.08, beta_r=2e-3, gamma=2.0
-        ),
-    ),
+    "small": Family(0.72, (0.1, 1.0), (1, 4), (1.0, 20.0), 128, 4096, 32, 1024),
+    "medium": Family(0.20, (1.0, 8.0), (1, 8), (0.5, 20.0), 32, 1024, 8, 64),
+    "large": Family(0.06, (8.0, 40.0), (4, 16), (1.0, 40.0), 16, 512, 4, 16),
+    "xlarge": Family(0.02, (60.0, 250.0), (8, 32), (2.0, 60.0), 256, 12_800, 32, 256),
 }
+PARAMETERS = {
+    "small": ThroughputParameters(0.02, 2e-4, 0.05, 2e-3, 0.01, 5e-4, 1.6),
+    "medium": ThroughputParameters(0.05, 5e-3, 0.15, 5e-3, 0.03, 1e-3, 2.0),
+    "large": ThroughputParameters(0.08, 3e-2, 0.25, 4e-3, 0.05, 2e-3, 2.5),
+    "xlarge": ThroughputParameters(0.1, 3e-3, 0.3, 5e-3, 0.08, 2e-3, 2.0),
+}
+"""Of each family; a job's own parameters are around them."""
 
 
 def _application(name: str, family: Family) -> ApplicationSpec:
     """Its progress budget is that of the family's longest job."""
     initial = family.initial_batch_size
-    steps = 3600.0 * family.hours[1] / float(step_time(family.parameters, 1, 1, initial, 0))
+    steps = 3600.0 * family.hours[1] / float(step_time(PARAMETERS[name], 1, 1, initial, 0))
     return ApplicationSpec(
         name=name,
         optimizer="sgd",
@@ -163,7 +121,7 @@ def draw_model(application: str, job_id: str, seed: int) -> SyntheticModel:
     noise_factor = math.exp(2 * SPREAD * rng.standard_normal())
     low, high = family.hours
     hours = low * (high / low) ** rng.random()
-    own = family.parameters
+    own = PARAMETERS[application]
     parameters = structs.replace(
         own,
         alpha_c=own.alpha_c * compute,

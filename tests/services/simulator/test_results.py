@@ -2,14 +2,13 @@
 
 from msgspec import structs
 
-from services.simulator.problems import problems
 from services.simulator.run_case import simulate
 from tests.fixtures.simulation_cases import synthetic_case
 
 
 def test_every_kind_of_problem_is_one_line_and_a_good_run_has_none() -> None:
     good = simulate(synthetic_case("fixed", jobs=1))
-    assert problems(good) == []
+    assert good.problems == []
     bad = structs.replace(
         good,
         failed={"a": "budget spent"},
@@ -17,7 +16,7 @@ def test_every_kind_of_problem_is_one_line_and_a_good_run_has_none() -> None:
         undecided="1 of 9 rounds without a decision",
         stalled="given up",
     )
-    assert problems(bad) == [
+    assert bad.problems == [
         "a failed: budget spent",
         "b refused: too large",
         "c refused: too small",
