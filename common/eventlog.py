@@ -112,8 +112,8 @@ def encode_line(record: EventRecord) -> bytes:
 def decode_line(line: bytes) -> EventRecord:
     """The record in one line. Raises ValueError with a text for people.
 
-    A number may be spelled as a string, as NaN and infinities are, and an integer as a float without a fraction:
-    another program may have rewritten the line, and the value is the same.
+    A number may be spelled as a string, as NaN and infinities are, and an integer as a float without a
+    fraction: another program may have rewritten the line, and the value is the same.
     """
     try:
         record = _decoder.decode(line)
@@ -128,8 +128,8 @@ def decode_line(line: bytes) -> EventRecord:
 
 
 def decode_lines(lines: Iterable[bytes]) -> list[EventRecord]:
-    """`decode_line` for lines that are all well-formed and of a readable schema, but faster. Raises ValueError
-    without a text if one line is not; `decode_line` says why."""
+    """`decode_line` for lines that are all well-formed and of a readable schema, but faster. Raises
+    ValueError without a text if one line is not; `decode_line` says why."""
     decode = _decoder.decode
     try:
         records = [decode(line) for line in lines]
