@@ -35,8 +35,8 @@ def calibrate(
         Path | None,
         path_option(
             "--out",
-            "Folder for the profiles. Default: workloads/profiles of the checkout; an installed coadapt needs "
-            "--out.",
+            "Folder for the profiles. Default: workloads/profiles of the checkout; an installed coadapt "
+            "needs --out.",
         ),
     ] = None,
     seeds: Annotated[

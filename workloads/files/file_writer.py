@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from common.atomic_write import write_atomically
 from workloads.files.workload_file import WorkloadError
 
 
@@ -18,9 +19,7 @@ def write_files(texts: Mapping[Path, str], *, overwrite: bool) -> list[Path]:
         raise WorkloadError(f"{', '.join(taken)}: exists with other contents; --overwrite replaces it")
     for path in changed:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draft = path.with_name(f".{path.name}.{os.getpid()}")
-        draft.write_text(texts[path], encoding="utf-8")
-        draft.rename(path)
+        write_atomically(path, texts[path].encode())
     return changed
 
 

@@ -61,10 +61,7 @@ def test_a_benchmark_prints_one_json_object(coadapt):
 
 def test_calibrate_does_not_write_into_an_installed_package(refused, tmp_path, monkeypatch):
     monkeypatch.setattr(calibrate, "PROFILES", tmp_path / "site-packages/workloads/profiles")
-    assert (
-        refused("calibrate")
-        == "coadapt: --out DIR: needed, because this coadapt does not run from a checkout"
-    )
+    assert refused("calibrate") == "coadapt: --out DIR: needed, because coadapt does not run from a checkout"
     assert list(tmp_path.iterdir()) == []
 
 
