@@ -5,11 +5,12 @@ import os
 from pathlib import Path
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write a draft next to the file, wait until it is on disk, then rename it over the file.
+def write_atomically(path: Path, content: bytes, draft: Path | None = None) -> None:
+    """Write a draft next to the file, wait until it is on disk, then rename it over the file. `draft` is its
+    name for a caller that lets only one process write.
 
     Raises OSError; the former file is then as it was."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft = draft or path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with draft.open("wb") as file:
             file.write(content)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
+from typing import Self
 
 import msgspec
 
@@ -83,7 +83,7 @@ class AgentCluster:
         self._orders = Orders(run_id=RUN_ID, version=0, jobs=())
         self._stack = ExitStack()
 
-    def __enter__(self) -> "AgentCluster":
+    def __enter__(self) -> Self:
         try:
             self._start()
         except BaseException:
@@ -91,9 +91,7 @@ class AgentCluster:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     # ------------------------------------------------------------------ for the benchmark

@@ -64,34 +64,27 @@ def measure(pairs: int, window_s: float) -> dict[str, Any]:
     return {"benchmark": "overhead", "application": APPLICATION, "pairs": pairs, **medians, "cases": cases}
 
 
-class Trainer:
-    """A context: agents whose replicas train the digits without evaluation."""
+class Trainer(AgentCluster):
+    """Agents whose replicas train the digits without evaluation."""
 
     def __init__(self) -> None:
+        super().__init__(NODES, SLOTS, self._observe, modules=(unevaluated.__name__,))
         self._samples: list[TrainingSample] = []
-        self._cluster = AgentCluster(NODES, SLOTS, self._receive, modules=(unevaluated.__name__,))
-
-    def __enter__(self) -> "Trainer":
-        self._cluster.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._cluster.__exit__(*error)
 
     def rate(self, replicas: int, batch: int, window_s: float) -> float:
         """Steps per second of new replicas, after WARMUP_STEPS, over at least `window_s`."""
         config = JobConfig(atomic_batch=batch // replicas)
-        self._cluster.order(endless(unevaluated.SPEC, "measured"), replicas, config)
+        self.order(endless(unevaluated.SPEC, "measured"), replicas, config)
         self._wait(0.0, WARMUP_STEPS)
         self._wait(window_s, WARMUP_STEPS)
         rate = sum(s.steps for s in self._samples) / sum(s.window_s for s in self._samples)
-        self._cluster.clear()
+        self.clear()
         return rate
 
     def _wait(self, window_s: float, steps: int) -> None:
         """Until new samples cover at least so many seconds and steps."""
         self._samples.clear()
-        self._cluster.until(
+        self.until(
             lambda: (
                 sum(s.window_s for s in self._samples) >= window_s
                 and sum(s.steps for s in self._samples) >= steps
@@ -100,7 +93,7 @@ class Trainer:
             window_s,
         )
 
-    def _receive(self, record: EventRecord) -> None:
+    def _observe(self, record: EventRecord) -> None:
         if isinstance(record.event, TrainingSample):
             self._samples.append(record.event)
 

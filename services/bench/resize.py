@@ -81,24 +81,17 @@ def measure(application: ApplicationSpec, rounds: int) -> dict[str, Any]:
     }
 
 
-class ResizedJob:
-    """A context: two nodes; between `begin` and `end` a job trains on them."""
+class ResizedJob(AgentCluster):
+    """Two nodes; between `begin` and `end` a job trains on them."""
 
     def __init__(self, application: ApplicationSpec) -> None:
+        super().__init__(NODES, SLOTS, self._observe)
         self._application = application
         self._spec = endless(application, "resized")
-        self._cluster = AgentCluster(NODES, SLOTS, self._receive)
         self._begun = 0
         self._started: dict[int, GenerationStarted] = {}
         self._sampled: set[int] = set()
         self.replicas = 0
-
-    def __enter__(self) -> "ResizedJob":
-        self._cluster.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._cluster.__exit__(*error)
 
     def begin(self) -> None:
         """Start a new job from scratch with one replica."""
@@ -111,19 +104,19 @@ class ResizedJob:
         steps with so many replicas."""
         config = batch_config(self._spec.max_batch_size, replicas, self._spec)
         ordered_s = time.monotonic()
-        generation = self._cluster.order(self._spec, replicas, config)
-        self._cluster.until(lambda: generation in self._started, f"{replicas} replicas made no step")
+        generation = self.order(self._spec, replicas, config)
+        self.until(lambda: generation in self._started, f"{replicas} replicas made no step")
         followed_s = time.monotonic() - ordered_s
-        self._cluster.until(lambda: generation in self._sampled, f"{replicas} replicas reported nothing")
+        self.until(lambda: generation in self._sampled, f"{replicas} replicas reported nothing")
         self.replicas = replicas
         started = self._started[generation]
         return started.seconds_lost + started.first_step_s, followed_s
 
     def end(self) -> None:
-        self._cluster.clear()
+        self.clear()
         self.replicas = 0
 
-    def _receive(self, record: EventRecord) -> None:
+    def _observe(self, record: EventRecord) -> None:
         if isinstance(record.event, GenerationStarted):
             self._started[record.event.generation] = record.event
         elif isinstance(record.event, TrainingSample):

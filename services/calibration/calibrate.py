@@ -41,7 +41,7 @@ from services.calibration.job_costs import measure_lifecycles
 from services.calibration.profile_files import read_former_machine, write_machine, write_profile
 from services.launcher.stack import StackError
 from workloads.applications import applications
-from workloads.files.measured_profile import Costs, MeasuredProfile
+from workloads.files.measured_profile import PROFILES, Costs, MeasuredProfile
 
 ATTEMPTS = 3
 JOBS_PER_SLOT = 1.5
@@ -51,13 +51,14 @@ LIFECYCLES = "lives"
 
 
 def run_calibration(
-    names: Sequence[str], folder: Path, seeds: int, busy_before: float, *, fresh: bool
+    names: Sequence[str], out: Path | None, seeds: int, busy_before: float, *, fresh: bool
 ) -> None:
     """Measure the applications `names` (all if empty), except for the parts that are finished, and write
-    their profiles into `folder`. `seeds` trainings are made at each total batch size; `fresh` measures
-    everything.
+    their profiles into `out`, or into those of the checkout. `seeds` trainings are made at each total batch
+    size; `fresh` measures everything.
 
     Raises UserError, and MachineBusy if others use more of the machine than the share `busy_before`."""
+    folder = out or checkout_profiles()
     config = load_config(os.environ)
     known = applications(config.applications.modules)
     for name in names:
@@ -109,6 +110,14 @@ def run_calibration(
     if not written:
         raise UserError(f"{folder}: no profile has been written")
     print(f"{folder}: {_names(written)}")
+
+
+def checkout_profiles() -> Path:
+    """The folder of profiles in this checkout. Raises UserError for an installed coadapt: its profiles belong
+    to the package, and the next installation would replace them."""
+    if not (PROFILES.parents[1] / "pyproject.toml").is_file():
+        raise UserError("--out DIR: needed, because coadapt does not run from a checkout")
+    return PROFILES
 
 
 def why_unreadable(

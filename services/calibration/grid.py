@@ -8,7 +8,6 @@ application goes through the whole grid and is resized in place.
 import time
 from collections import defaultdict
 from collections.abc import Sequence
-from types import TracebackType
 
 from common.config import Config
 from common.protocol import Evaluated, EventRecord, GenerationStarted, JobOrder, TrainingSample
@@ -23,19 +22,13 @@ POINT_S = 8.0
 """After this time a point is made of whatever has been observed."""
 
 
-class GridMeasurement:
-    """A context manager: a cluster on which grids are measured."""
+class GridMeasurement(AgentCluster):
+    """A cluster on which grids are measured."""
 
     def __init__(self, config: Config, background: Sequence[ApplicationSpec]) -> None:
+        agent = config.agent
+        super().__init__(NODES, agent.slots, self._observe, speed=agent.slot_speed, trainer=config.trainer)
         self._background = background
-        self._slots = config.agent.slots
-        self._cluster = AgentCluster(
-            NODES,
-            self._slots,
-            self._observe,
-            speed=config.agent.slot_speed,
-            trainer=config.trainer,
-        )
         self._started: dict[int, GenerationStarted] = {}
         self._windows: dict[int, list[tuple[TrainingSample, int]]] = defaultdict(list)
         self._evaluated: dict[str, int] = defaultdict(int)
@@ -44,18 +37,9 @@ class GridMeasurement:
         self._job: JobOrder | None = None
         self._placement: tuple[int, ...] = ()
 
-    def __enter__(self) -> "GridMeasurement":
-        self._cluster.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._cluster.__exit__(kind, error, trace)
-
     def begin(self, application: ApplicationSpec) -> None:
         """Start a new job with one replica and M0, and end everything that ran before."""
-        self._cluster.clear()
+        self.clear()
         self._jobs_made += 1
         self._spec = endless(application, f"{application.name}-{self._jobs_made}")
         self._fillers = [[] for _ in NODES]
@@ -74,7 +58,7 @@ class GridMeasurement:
         self._windows[self._job.generation].clear()
         points = [self._point(configs[0])]
         for config in configs[1:]:
-            self._job = self._cluster.rebatched(self._job, config)
+            self._job = self.rebatched(self._job, config)
             self._publish()
             points.append(self._point(config))
         resized = started.state_from == "survivor" and placement != former
@@ -92,11 +76,11 @@ class GridMeasurement:
                 application = self._background[self._jobs_made % len(self._background)]
                 spec = endless(application, f"filler-{self._jobs_made}")
                 config = batch_config(application.initial_batch_size, 1, spec)
-                fillers.append(self._cluster.group(spec, [int(n == node) for n in range(len(NODES))], config))
+                fillers.append(self.group(spec, [int(n == node) for n in range(len(NODES))], config))
 
     def _place(self, placement: tuple[int, ...], config: JobConfig) -> GenerationStarted:
         """Order the placement, and wait until the job has made its first step in it."""
-        self._job = self._cluster.group(self._spec, placement, config)
+        self._job = self.group(self._spec, placement, config)
         self._publish()
         return self._await_start(self._job)
 
@@ -105,12 +89,12 @@ class GridMeasurement:
 
     def _publish(self) -> None:
         assert self._job is not None
-        self._cluster.publish(self._job, *self._filler_orders())
+        self.publish(self._job, *self._filler_orders())
 
     # ------------------------------------------------------------------ events
 
     def _await_start(self, order: JobOrder) -> GenerationStarted:
-        self._cluster.until(lambda: order.generation in self._started, f"{order.spec.id} made no step")
+        self.until(lambda: order.generation in self._started, f"{order.spec.id} made no step")
         return self._started[order.generation]
 
     def _point(self, config: JobConfig) -> GridPoint:
@@ -124,7 +108,7 @@ class GridMeasurement:
                 return True
             return time.monotonic() > end_s and any(sample.timed_steps for sample, _ in windows)
 
-        self._cluster.until(enough, f"{self._spec.id} reported no step times", POINT_S)
+        self.until(enough, f"{self._spec.id} reported no step times", POINT_S)
         return grid_point(config, windows)
 
     def _observe(self, record: EventRecord) -> None:

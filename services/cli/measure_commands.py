@@ -33,7 +33,11 @@ def calibrate(
     apps: AppsOption = None,
     out: Annotated[
         Path | None,
-        path_option("--out", "Folder for the profiles. Default: workloads/profiles of this installation."),
+        path_option(
+            "--out",
+            "Folder for the profiles. Default: workloads/profiles of the checkout; an installed coadapt "
+            "needs --out.",
+        ),
     ] = None,
     seeds: Annotated[
         int, whole_option("--seeds", low=1, high=1000, help="Trainings for each total batch size.")
@@ -62,10 +66,9 @@ def calibrate(
     Exit codes: 0 success; 2 bad input; 3 the machine is busy; 130 interrupted."""
     from common.lifecycle import signals_as_interrupt
     from services.calibration.calibrate import run_calibration
-    from workloads.files.measured_profile import PROFILES
 
     with signals_as_interrupt():
-        run_calibration(apps or [], out or PROFILES, seeds, busy_before, fresh=fresh)
+        run_calibration(apps or [], out, seeds, busy_before, fresh=fresh)
 
 
 @bench.command()

@@ -79,7 +79,13 @@ def run(
 
 
 def experiment(
-    file: Annotated[Path, path_argument("Experiment file (TOML).", metavar="FILE")],
+    file: Annotated[
+        Path,
+        path_argument(
+            "Experiment file (TOML), or the name of one that comes with coadapt: cpu or realistic.",
+            metavar="FILE",
+        ),
+    ],
     policies: Annotated[
         list[str] | None,
         repeated_option("--policy", "Run only this policy."),

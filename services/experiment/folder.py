@@ -31,7 +31,7 @@ from common.config import PREFIX, Config
 from common.lifecycle import UserError
 from services.bench.measure import processor
 from services.experiment.plan import Definition, PlannedRun
-from services.launcher.processes import stop_processes
+from services.launcher.processes import processes_with, stop_processes
 
 ROOT = Path(__file__).resolve().parents[2]
 """Where the packages of the project are, in a checkout or installed."""
@@ -175,15 +175,7 @@ class ExperimentFolder:
 
     def leftovers(self) -> list[psutil.Process]:
         """Running processes of stacks that write into this folder."""
-        places = str(self.path), str(self.path / ISOLATED)
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(f"{PREFIX}RUN_LOGS_DIR") in places:
-                    found.append(process)
-            except psutil.Error:
-                continue  # gone, a zombie, or another user's
-        return found
+        return processes_with(f"{PREFIX}RUN_LOGS_DIR", str(self.path), str(self.path / ISOLATED))
 
     def end_leftovers(self) -> int:
         """End the processes that a killed command has left running; returns their number. Raises UserError if

@@ -1,6 +1,7 @@
 """What an experiment consists of: its definition file, its runs in order, and the workload of each run."""
 
 import math
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta, structs
 
+import workloads
 from analysis.compare.experiment_files import ISOLATED
 from common.config import Config, Count, Fraction, Seconds
 from common.lifecycle import UserError
@@ -20,6 +22,8 @@ from workloads.files.measured_profile import PROFILES, read_profiles
 from workloads.files.toml_text import workload_text
 from workloads.files.workload_file import MAX_SEED, Workload, name_problems, read_workload, single_job
 
+EXPERIMENTS = Path(workloads.__file__).parent / "experiments"
+"""The definition files of the project, which may be named without their folder."""
 RECIPE_NAMES = ", ".join(sorted(RECIPES))
 ISOLATED_POLICY = "pollux:adapt_replicas=false"
 """Gives a job the replicas that it requests and the batch of the largest goodput, as the model assumes."""
@@ -75,8 +79,10 @@ WorkloadMaker = Callable[[str, int], tuple[Workload, str]]
 
 
 def read_definition(path: Path) -> Definition:
-    """The definition with paths that are valid from the working directory. Raises UserError, which names the
-    file, the key and what is allowed."""
+    """The definition with paths that are valid from the working directory. A bare name stands for the
+    project's experiment of that name. Raises UserError, which names the file, the key and what is allowed."""
+    if not os.path.exists(path) and os.path.isfile(own := EXPERIMENTS / f"{path}.toml"):
+        path = own
     try:
         definition = msgspec.toml.decode(path.read_bytes(), type=Definition)
     except OSError as error:

@@ -4,6 +4,7 @@ The ladder has three rungs, each with its share of the time: ask, SIGTERM, SIGKI
 together is under 4 s, because honcho kills its processes 5 s after the first of them has ended.
 """
 
+import os
 import shlex
 import subprocess
 import sys
@@ -126,6 +127,16 @@ def stop_started(
             for stream in (process.stdin, process.stdout, process.stderr):
                 if stream is not None:
                     stream.close()
+
+
+def processes_with(variable: str, *values: str) -> list[psutil.Process]:
+    """All other living processes in whose environment the variable has one of these values."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):  # it has ended, is a zombie, or belongs to another user
+            if process.environ().get(variable) in values and process.pid != os.getpid():
+                found.append(process)
+    return found
 
 
 def family_of(pids: Iterable[int]) -> Callable[[], list[psutil.Process]]:

@@ -61,7 +61,7 @@ def config_text() -> str:
         ),
     ]
     for section in msgspec.structs.fields(Config):
-        lines += ["", *_comment(_section_docstring(section.type)), f"[{section.name}]"]
+        lines += ["", *_comment(section.type.__doc__ or ""), f"[{section.name}]"]
         docstrings = field_docstrings(section.type)
         for key, value in msgspec.to_builtins(section.default).items():
             lines += ["", *_comment(docstrings.get(key, "")), f"{key} = {_toml_value(value)}"]
@@ -69,7 +69,7 @@ def config_text() -> str:
 
 
 def field_docstrings(struct: type) -> dict[str, str]:
-    """The string literal below each field of a class, with its line breaks removed."""
+    """The text below each field of a class, as one line: Python itself keeps no docstrings of fields."""
     (definition,) = ast.parse(inspect.getsource(struct)).body
     assert isinstance(definition, ast.ClassDef)
     found = {}
@@ -114,12 +114,8 @@ def create_project(folder: Path) -> list[Path]:
     return created
 
 
-def _section_docstring(struct: type) -> str:
-    return " ".join((struct.__doc__ or "").split())
-
-
 def _comment(text: str) -> Iterator[str]:
-    yield from textwrap.wrap(text, LINE_CHARS, initial_indent="# ", subsequent_indent="# ")
+    yield from textwrap.wrap(" ".join(text.split()), LINE_CHARS, initial_indent="# ", subsequent_indent="# ")
 
 
 def _toml_value(value: object) -> str:

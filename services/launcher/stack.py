@@ -16,7 +16,6 @@ from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple
 
 import msgspec
@@ -36,7 +35,7 @@ from common.lifecycle import EXIT_UNAVAILABLE, UserError
 from common.messaging.request_reply import ServerUnavailable
 from common.protocol import GetJobs, JobTable
 from services.launcher.client import Client
-from services.launcher.processes import STOP_TIMES, StopTimes, stop_processes
+from services.launcher.processes import STOP_TIMES, StopTimes, processes_with, stop_processes
 from services.launcher.project_files import PROCFILE, PROCFILE_TEXT
 
 OUTPUT_FILE = "stack.log"
@@ -129,9 +128,7 @@ class Stack:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def jobs(self) -> JobTable:
@@ -152,14 +149,7 @@ class Stack:
     def processes(self) -> list[psutil.Process]:
         """All living processes of the stack, whatever their parent is by now."""
         mark = "COADAPT_ENDPOINTS_SCHEDULER_REQUESTS"
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(mark) == self._environment[mark] and process.pid != os.getpid():
-                    found.append(process)
-            except psutil.Error:
-                continue  # it has ended, is a zombie, or belongs to another user
-        return found
+        return processes_with(mark, self._environment[mark])
 
     def stop(self) -> int | None:
         """Stop all processes; `killed` then names those that had to be killed.

@@ -1,17 +1,16 @@
 """The memory across jobs on disk: one JSON file, by default `memory.json` in the folder of the runs.
 
-The file is replaced as a whole (temporary file, fsync, rename), so it is never half-written. If two
-collectors share a file, the last one to write wins. A file that cannot be used is renamed to
+If two collectors share a file, the last one to write wins. A file that cannot be used is renamed to
 `broken-memory.json` (`broken-2-memory.json` and so on if that exists), and the memory starts empty.
 """
 
-import contextlib
 import os
 from itertools import count
 from pathlib import Path
 
 import msgspec
 
+from common.atomic_write import write_atomically
 from common.lifecycle import get_logger
 from services.metrics_collector.memory import VERSION, Memory, MemoryRecord
 
@@ -45,15 +44,8 @@ def _free_name(path: Path) -> Path:
 
 def save_memory(path: Path, memory: Memory) -> None:
     """Never raises: an error is logged."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(msgspec.json.format(msgspec.json.encode(memory.record()), indent=1))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
+        write_atomically(path, msgspec.json.format(msgspec.json.encode(memory.record()), indent=1))
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
         log.warning("the memory was not written", file=str(path), error=str(error))

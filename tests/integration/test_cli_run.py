@@ -14,7 +14,7 @@ import msgspec
 import psutil
 
 from common.config import Config
-from services.launcher.processes import STOP_TIMES
+from services.launcher.processes import STOP_TIMES, processes_with
 from tests.fixtures.command import clean_environment, start_command
 
 ENDLESS = """
@@ -49,14 +49,7 @@ def running(folder: Path, workload: str, *options: str) -> "Iterator[subprocess.
 
 def stack_of(folder: Path) -> list[psutil.Process]:
     """All living processes of the stack that writes to `folder`."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get("COADAPT_RUN_LOGS_DIR") == str(folder / "logs"):
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
+    return processes_with("COADAPT_RUN_LOGS_DIR", str(folder / "logs"))
 
 
 def shared_memory_of(processes: list[psutil.Process]) -> set[str]:

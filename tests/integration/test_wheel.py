@@ -175,11 +175,12 @@ def test_a_new_user_trains_the_first_jobs_in_an_empty_folder(shell: Shell) -> No
 
 
 def test_what_comes_with_the_package_is_found_from_any_folder(shell: Shell) -> None:
-    """Workload sets by their names, and the profiles that the simulator uses."""
+    """Workload sets and experiments by their names, and the profiles that the simulator uses."""
     shown = shell.run(
         "simulate", "--world", "calibrated", "--policy", "dynamic", "--workload", "tail-tuned", "--markdown"
     )
     assert "dynamic" in shown
+    assert "steady-pollux-1" in shell.run("experiment", "cpu", "--dry-run")
 
 
 def test_every_imported_library_is_a_declared_dependency() -> None:

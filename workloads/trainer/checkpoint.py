@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.atomic_write import write_atomically
+
 MAGIC = b"coadapt checkpoint 1\n"
 DIGEST_CHARS = 64
 UNFINISHED = "saving"
@@ -45,17 +47,7 @@ def save(folder: Path, steps: int, payload: bytes) -> SavedCheckpoint:
     digest = hashlib.sha256(payload).hexdigest()
     # Two ranks of a broken group may save at the same time.
     with _locked(folder / "saving.lock"):
-        temporary = folder / UNFINISHED
-        try:
-            with temporary.open("wb") as file:
-                file.write(MAGIC + digest.encode() + b"\n" + payload)
-                file.flush()
-                os.fsync(file.fileno())
-            temporary.replace(path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
+        write_atomically(path, MAGIC + digest.encode() + b"\n" + payload, draft=folder / UNFINISHED)
         _sync_folder(folder)
         for old in [p for p in saved_in(folder) if p != path][KEPT - 1 :]:
             old.unlink(missing_ok=True)

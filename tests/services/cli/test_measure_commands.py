@@ -5,6 +5,7 @@ import json
 import pytest
 
 from services.bench import scaling
+from services.calibration import calibrate
 from services.cli.measure_commands import RULES
 
 RANGES = {
@@ -56,6 +57,12 @@ def test_a_benchmark_prints_one_json_object(coadapt):
     found = json.loads(result.out)
     assert (found["benchmark"], found["jobs"], found["nodes"], found["slots"]) == ("decision", 3, 2, 2)
     assert found["machine"]["cores"] >= 1
+
+
+def test_calibrate_does_not_write_into_an_installed_package(refused, tmp_path, monkeypatch):
+    monkeypatch.setattr(calibrate, "PROFILES", tmp_path / "site-packages/workloads/profiles")
+    assert refused("calibrate") == "coadapt: --out DIR: needed, because coadapt does not run from a checkout"
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_calibrate_refuses_an_unknown_application(refused, tmp_path):

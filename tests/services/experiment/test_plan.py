@@ -7,6 +7,7 @@ import pytest
 from common.config import Config
 from common.lifecycle import UserError
 from services.experiment.plan import (
+    EXPERIMENTS,
     Definition,
     PlannedRun,
     expected_s,
@@ -25,7 +26,6 @@ from workloads.files.generate import RECIPES
 from workloads.files.toml_text import workload_text
 from workloads.files.workload_file import Workload, read_workload
 
-ROOT = Path(__file__).parents[3]
 POLICIES = ("fixed", "dynamic", "pollux")
 DEFINITION = Definition(policies=POLICIES, sets=("steady", "burst", "tail", "diurnal"), seeds=(1, 2))
 OWN_SET = """
@@ -126,8 +126,10 @@ def test_a_missing_definition_is_refused(tmp_path: Path) -> None:
         read_definition(tmp_path / "none.toml")
 
 
-def test_the_experiment_of_the_project_is_valid() -> None:
-    definition = read_definition(ROOT / "workloads/experiments/cpu.toml")
+def test_the_experiments_of_the_project_are_valid_and_found_by_name() -> None:
+    assert read_definition(Path("realistic")).requests == "realistic"
+    definition = read_definition(Path("cpu"))
+    assert definition == read_definition(EXPERIMENTS / "cpu.toml")
     assert definition.name == "cpu"
     assert set(definition.sets) == set(RECIPES)
     assert len(plan_runs(definition)) == 5 * 4 * 3
