@@ -27,6 +27,7 @@ class ProcessHost:
     """`ChildProcesses` with a real reactor; keeps messages, exits and ports."""
 
     def __init__(self) -> None:
+        self.others = children_alive()  # of tests that ran before in this process, for instance joblib's
         self.reactor = Reactor(StopFlag())
         self.messages: list[tuple[str, bytes]] = []
         self.exits: dict[str, Exit] = {}
@@ -61,6 +62,11 @@ class ProcessHost:
 
     def messages_of(self, name: str) -> list[bytes]:
         return [data for sender, data in self.messages if sender == name]
+
+
+def children_alive() -> set[psutil.Process]:
+    """Children of this process, and theirs."""
+    return {child for child in psutil.Process().children(recursive=True) if is_alive(child)}
 
 
 @pytest.fixture(scope="module")
@@ -260,7 +266,7 @@ def test_a_closed_host_leaves_no_process_but_the_resource_tracker_and_can_be_pre
     host: ProcessHost,
 ) -> None:
     host.processes.close()
-    left = [child for child in psutil.Process().children(recursive=True) if is_alive(child)]
+    left = children_alive() - host.others
     assert all("multiprocessing.resource_tracker" in " ".join(child.cmdline()) for child in left)
     assert find_fork_server() is None
     host.prepare()
